@@ -15,7 +15,7 @@ import re
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Executor
+from concurrent.futures import BrokenExecutor, Executor
 from logging import CRITICAL, getLogger
 from typing import Any
 
@@ -121,7 +121,7 @@ def executor() -> Iterator[Executor | None]:
         raise ConfigError(f"--executor={name}: {error}") from error
     try:
         yield made
-    except executors.WorkerDied:  # None of the processes is left to wait for.
+    except BrokenExecutor:  # None of the processes is left to wait for.
         raise
     except Exception as error:
         logging.error("This command ends when the jobs that run have ended: %s", error)
@@ -172,7 +172,13 @@ def run(main: Callable[[], int | None]) -> None:
         except KeyboardInterrupt:
             print("stopped: the same command goes on from what is done.", file=sys.stderr, flush=True)
             sys.exit(143)
-        except (*mistakes, training.DivergedError, executors.WorkerDied) as error:
+        except BrokenExecutor as error:
+            if flags.FLAGS.traceback:
+                raise
+            advice = "The same command resumes; take fewer workers if memory is short."
+            print(f"error: a worker died: {error} {advice}", file=sys.stderr, flush=True)
+            sys.exit(1)
+        except (*mistakes, training.DivergedError) as error:
             if flags.FLAGS.traceback:
                 raise
             print(f"error: {error}", file=sys.stderr, flush=True)

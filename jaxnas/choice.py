@@ -3,7 +3,6 @@
 import copy
 import dataclasses
 import difflib
-import math
 import numbers
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -25,7 +24,7 @@ def nearest(given: Any, known) -> str:
 
 
 def plain_options(options) -> tuple[Option, ...]:
-    """The options as plain, unique Python values.
+    """Returns the options as plain, unique Python values.
 
     Raises:
       TypeError: an option is neither an int, a float nor a str.
@@ -41,8 +40,7 @@ def plain_options(options) -> tuple[Option, ...]:
                 f"{type(option).__name__}. Give each option as an argument of its own."
             )
         if isinstance(option, float) and not abs(option) <= float(np.finfo(np.float32).max):
-            what = "beyond the range of float32" if math.isfinite(option) else "not finite"
-            raise ValueError(f"Choice: option {option!r} is {what}.")
+            raise ValueError(f"Choice: option {option!r} is not a finite float32.")
         if isinstance(option, int) and not -(2**31) <= option < 2**31:
             raise ValueError(f"Choice: option {option!r} is beyond the range of int32.")
         if option in plain:
@@ -72,31 +70,23 @@ class Choice:
     per_position: tuple[tuple[Option, ...], ...] | None
 
     def __init__(self, *options: Option):
-        for name, value in (
-            ("options", plain_options(options)),
-            ("length", None),
-            ("active", None),
-            ("condition", None),
-            ("per_position", None),
-        ):
-            object.__setattr__(self, name, value)
+        object.__setattr__(self, "options", plain_options(options))
+        for name in ("length", "active", "condition", "per_position"):
+            object.__setattr__(self, name, None)
 
     def replace(self, **changes: Any) -> "Choice":
-        """This choice with other attributes; `Space` checks that they fit together."""
+        """Returns this choice with other attributes; `Space` checks that they fit together."""
         new = copy.copy(self)
         for name, value in changes.items():
             object.__setattr__(new, name, value)
         return new
 
     def repeat(self, length: int, active: str | None = None) -> "Choice":
-        """This choice made once for each position, for each layer for example.
+        """Returns this choice made once for each position, for each layer for example.
 
         Args:
-          length: the number of positions.
+          length: the number of positions, from 1 to 10,000.
           active: the name of an int choice; position l is active iff l < its value.
-
-        Raises:
-          ValueError: a length below 1 or beyond 10,000, or a choice that is repeated already.
         """
         if isinstance(length, bool) or not isinstance(length, int) or not 1 <= length <= _MOST:
             raise ValueError(f"repeat: length is an int from 1 to {_MOST:,}, got {length!r}.")
@@ -105,17 +95,11 @@ class Choice:
         return self.replace(length=length, active=active)
 
     def at_positions(self, *rows: Sequence[Option]) -> "Choice":
-        """This repeated choice with other options at each position.
+        """Returns this repeated choice with some of its options at each position.
 
         A layer that takes its input from any layer below it, for example:
 
             Choice(*range(4)).repeat(4).at_positions(*(range(position + 1) for position in range(4)))
-
-        Args:
-          *rows: the options of each position, some of those of this choice.
-
-        Raises:
-          ValueError: a choice that is not repeated, another number of positions, or other options.
         """
         if self.length is None or len(rows) != self.length:
             repeated = "not repeated" if self.length is None else f"repeated {self.length} times"
@@ -123,22 +107,18 @@ class Choice:
                 f"at_positions: options are given for {len(rows)} positions, and this choice is {repeated}."
             )
         plain = tuple(plain_options(row) for row in rows)
-        for position, row in enumerate(plain):
-            for option in row:
-                if option not in self.options:
-                    raise ValueError(
-                        f"at_positions: {option!r}, at position {position}, is not one of the options "
-                        f"{self.options}{nearest(option, self.options)}"
-                    )
+        for position, option in ((place, option) for place, row in enumerate(plain) for option in row):
+            if option not in self.options:
+                raise ValueError(
+                    f"at_positions: {option!r}, at position {position}, is not one of the options "
+                    f"{self.options}{nearest(option, self.options)}"
+                )
         return self.replace(per_position=plain)
 
     def when(self, name: str, *options: Option) -> "Choice":
-        """This choice, active only where the choice `name` has one of these options.
+        """Returns this choice, active only where the choice `name` has one of these options.
 
         Where both are repeated, position l looks at position l.
-
-        Raises:
-          ValueError: this choice has a condition already.
         """
         if self.condition is not None:
             raise ValueError(
@@ -148,7 +128,7 @@ class Choice:
         return self.replace(condition=(name, plain_options(options)))
 
     def options_at(self, position: int = 0) -> tuple[Option, ...]:
-        """The options at a position; an index counts within these."""
+        """Returns the options at a position; an index counts within these."""
         return self.options if self.per_position is None else self.per_position[position]
 
     @property
@@ -173,9 +153,6 @@ class Choice:
         """Option values by index, [width], or [length, width] where positions differ.
 
         int32 if all are ints, else float32; short positions are padded with their last option.
-
-        Raises:
-          TypeError: an option is a str.
         """
         if any(isinstance(o, str) for o in self.options):
             raise TypeError(f"table: options {self.options} are not all numbers.")
@@ -186,18 +163,14 @@ class Choice:
         return np.asarray(rows, dtype).reshape(len(rows), self.width)
 
     def index(self, option: Option, position: int = 0) -> int:
-        """The index of an option at a position.
-
-        Raises:
-          ValueError: it is not one of the options there; the message names the nearest one.
-        """
+        """Returns the index of an option at a position; raises ValueError, with the nearest option."""
         options = self.options_at(position)
         if isinstance(option, bool) or option not in options:
             raise ValueError(f"{option!r} is not one of the options {options}{nearest(option, options)}")
         return options.index(option)
 
     def keep(self, rows: list[tuple[Option, ...]]) -> "Choice":
-        """This choice with these options at its first positions, in their order; the others go."""
+        """Returns this choice with these options at its first positions, in their order; the others go."""
         kept = tuple(o for o in self.options if any(o in row for row in rows)) or self.options
         if self.length is None:
             return self.replace(options=kept)
@@ -205,7 +178,7 @@ class Choice:
         return self.replace(options=kept, length=len(rows), per_position=None if same else tuple(rows))
 
     def to_json(self) -> dict[str, Any]:
-        """A plain dict of this choice, which `from_json` reads."""
+        """Returns a plain dict of this choice, which `from_json` reads."""
         out: dict[str, Any] = {"options": list(self.options)}
         if self.length is not None:
             out["length"] = self.length
@@ -219,12 +192,7 @@ class Choice:
 
     @staticmethod
     def from_json(values: Mapping[str, Any]) -> "Choice":
-        """The choice that `to_json` wrote.
-
-        Raises:
-          TypeError: not a dict.
-          ValueError: unknown keys, no options, or options at a position as `at_positions` refuses them.
-        """
+        """Returns the choice that `to_json` wrote."""
         if not isinstance(values, Mapping):
             raise TypeError(f"Choice.from_json: expected a dict that to_json wrote, got {values!r}.")
         unknown = set(values) - {"options", "length", "active", "when", "per_position"}
@@ -257,11 +225,7 @@ def parents(choice: Choice) -> list[str]:
 
 
 def check_parents(name: str, choice: Choice, choices: Mapping[str, Choice]) -> None:
-    """Checks that a choice can depend on what it says it depends on.
-
-    Raises:
-      ValueError: it cannot; the message says why.
-    """
+    """Checks that a choice can depend on its parents; raises ValueError."""
     for parent in parents(choice):
         if parent not in choices:
             raise ValueError(
@@ -272,35 +236,31 @@ def check_parents(name: str, choice: Choice, choices: Mapping[str, Choice]) -> N
         depth = choices[choice.active]
         if choice.length is None or depth.length is not None:
             raise ValueError(
-                f"Space: {name!r} is active up to {choice.active!r}: the first must "
-                "be repeated, the second must not."
+                f"Space: {name!r} is active up to {choice.active!r}: the first must be repeated, and the "
+                "second not."
             )
         depths = [o for o in depth.options if isinstance(o, int) and o >= 0]
         if len(depths) < len(depth.options):
             raise ValueError(
-                f"Space: {name!r} is active up to {choice.active!r}, whose options "
-                f"{depth.options} must all be ints of at least 0."
+                f"Space: {name!r} is active up to {choice.active!r}, whose options {depth.options} must all "
+                "be ints of at least 0."
             )
-        if choice.length < max(depths):
+        if choice.length < (most := max(depths)):
             raise ValueError(
-                f"Space: {name!r} is repeated {choice.length} times, but "
-                f"{choice.active!r} goes up to {max(depths)}: repeat it "
-                f"{max(depths)} times."
+                f"Space: {name!r} is repeated {choice.length} times, but {choice.active!r} goes up to {most}."
             )
     if choice.condition is not None:
         kind, wanted = choices[choice.condition[0]], choice.condition[1]
         for option in wanted:
             if option not in kind.options:
                 raise ValueError(
-                    f"Space: {name!r} is active when {choice.condition[0]!r} is "
-                    f"{option!r}, which is not one of its options {kind.options}"
-                    f"{nearest(option, kind.options)}"
+                    f"Space: {name!r} is active when {choice.condition[0]!r} is {option!r}, not one of its "
+                    f"options {kind.options}{nearest(option, kind.options)}"
                 )
         if kind.length is not None and kind.length != choice.length:
             raise ValueError(
-                f"Space: {name!r} (length {choice.length}) depends on "
-                f"{choice.condition[0]!r} (length {kind.length}): the lengths must be "
-                "equal."
+                f"Space: {name!r} (length {choice.length}) depends on {choice.condition[0]!r} (length "
+                f"{kind.length}): the lengths must be equal."
             )
     if choice.per_position is not None and len(choice.per_position) != choice.length:
         raise ValueError(

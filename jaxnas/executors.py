@@ -1,12 +1,11 @@
-"""Where independent work runs: here, on processes of this machine, or on a Ray cluster.
+"""Executors of independent work: processes of this machine, or a Ray cluster.
 
-All are executors of the interface of `concurrent.futures`, and None stands for here, one call after another.
+Both have the interface of `concurrent.futures`, whose `BrokenExecutor` they raise where a worker died.
 """
 
 from __future__ import annotations
 
 import concurrent.futures as futures_lib
-import contextlib
 import importlib
 import logging
 import multiprocessing
@@ -19,37 +18,35 @@ from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import connection
 from typing import Any
 
-
-class WorkerDied(RuntimeError):
-    """A worker ended without a result, and its executor does not begin the call again."""
+SPAWN = multiprocessing.get_context("spawn")  # A fork of a process in which JAX runs threads may hang.
 
 
 def processes(workers: int) -> futures_lib.ProcessPoolExecutor:
-    """An executor of new processes of this machine, which end with the one that made them.
+    """Returns an executor of new processes, which end with the process that made them."""
+    return futures_lib.ProcessPoolExecutor(workers, mp_context=SPAWN, initializer=end_with_parent)
 
-    They are spawned: a fork of a process in which JAX runs threads may hang.
-    """
-    context = multiprocessing.get_context("spawn")
-    return futures_lib.ProcessPoolExecutor(workers, mp_context=context, initializer=_end_with_parent)
+
+def end_with_parent() -> None:
+    """Ends this worker when the process that made it is killed."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        connection.wait([parent.sentinel])
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 class Ray(futures_lib.Executor):
-    """An executor on the workers of Ray, which has none of its own.
+    """An executor on Ray: the cluster of $RAY_ADDRESS, that of `ray start`, or a new one on this machine.
 
-    What a worker was doing when it died, or its machine was lost, is done again by another one, up to
-    `max_retries` times (3 by default). Then the future raises `WorkerDied`.
-
-    Ray is connected to as its own `ray.init()` does it: to $RAY_ADDRESS, to a cluster that `ray start`
-    has begun on this machine, or to a new one on this machine, which ends with `shutdown`. Whoever needs
-    more, such as a `runtime_env` that brings code to the workers, calls `ray.init` before.
+    Ray repeats a call whose worker died up to `max_retries` times, 3 by default. Call `ray.init` before to
+    set more, such as a `runtime_env`.
 
     Args:
-      workers: of a new cluster on this machine, whatever others there are; None for the cluster as above. A
-        process that is connected already stays so.
-      options: of `ray.remote`, for each call: what it needs, as num_cpus=1 and num_gpus=0, and max_retries.
-
-    Raises:
-      ImportError: Ray is not installed.
+      workers: of a new cluster on this machine; None to connect as above.
+      options: of `ray.remote` for each call, such as num_cpus=1, num_gpus=0 and max_retries=3.
     """
 
     def __init__(self, workers: int | None = None, **options: Any) -> None:
@@ -59,100 +56,74 @@ class Ray(futures_lib.Executor):
             raise ImportError(
                 "an executor on Ray needs the package ray: pip install 'jaxnas[ray]'"
             ) from error
-        self._began = not self._ray.is_initialized()
-        if self._began:
+        self._owned = not self._ray.is_initialized()
+        if self._owned:
             new = {} if workers is None else {"address": "local", "num_cpus": workers}
-            with _signals_as_before(), warnings.catch_warnings():
-                # JAX warns of forks that go on with its threads; Ray's become its own programs at once.
-                warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)
-                self._ray.init(logging_level=logging.WARNING, include_dashboard=False, **new)
-
-        # A function in a function travels by value, so that workers need no jaxnas for what has none.
-        def call(function: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
+            before = signal.getsignal(signal.SIGTERM)
             try:
-                return function(*args, **kwargs)
-            except SystemExit as error:  # For Ray its worker has died, and the call begins again.
-                raise RuntimeError(f"SystemExit: {error}") from error
+                with warnings.catch_warnings():
+                    # JAX warns of forks that keep its threads; Ray's become its own programs at once.
+                    warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)
+                    self._ray.init(logging_level=logging.WARNING, include_dashboard=False, **new)
+            finally:  # Ray takes SIGTERM for a crash. Python sets handlers in the main thread alone.
+                if threading.current_thread() is threading.main_thread():
+                    signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
+
+        # A nested function travels by value: workers need jaxnas only for what imports it.
+        def call(function: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
+            return function(*args, **kwargs)
 
         self._call = self._ray.remote(call).options(**{"num_cpus": 1, **options})
         self._running: set[futures_lib.Future] = set()
-        self._lock = threading.Lock()
         self._closed = False
 
     def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> futures_lib.Future:
         """Calls a function on a worker; see `concurrent.futures.Executor.submit`."""
-        with self._lock:
-            if self._closed:
-                raise RuntimeError("cannot schedule new futures after shutdown")
-            reference = self._call.remote(function, args, kwargs)
-            future = _FutureOfRay(lambda: self._ray.cancel(reference, force=True))
-            self._running.add(future)
-
-        def ended(told: futures_lib.Future) -> None:
-            with self._lock:
-                self._running.discard(future)
-            error = told.exception()
-            if error is None:
-                future.set_result(told.result())
-            else:
-                future.set_exception(self._cause(error))
-
-        reference.future().add_done_callback(ended)
+        if self._closed:
+            raise RuntimeError("cannot schedule new futures after shutdown")
+        future = _RayFuture(self._ray, self._call.remote(function, args, kwargs))
+        self._running.add(future)
+        future.add_done_callback(self._running.discard)
         return future
 
-    def _cause(self, error: BaseException) -> BaseException:
-        """What was raised on the worker; Ray wraps it, with process numbers and addresses in its text."""
-        if isinstance(error, self._ray.exceptions.WorkerCrashedError):
-            died = WorkerDied(
-                "a worker of Ray ended without a result, as often as max_retries allows: it was killed, or "
-                "its machine has no memory left. The same command goes on from what is done."
-            )
-            died.__cause__ = error
-            return died
-        for name in ("cause", "client_exc"):
-            inner = getattr(error, name, None)
-            error = inner if isinstance(inner, BaseException) else error
-        return error
-
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Takes no more; see `concurrent.futures.Executor.shutdown`. A cluster of its own ends."""
-        with self._lock:
-            self._closed = True
-            running = list(self._running)
-        if cancel_futures:
-            for future in running:
-                future.cancel()
+        """Takes no more calls; see `concurrent.futures.Executor.shutdown`. A cluster of its own ends."""
+        self._closed, running = True, list(self._running)
+        for future in running if cancel_futures else ():
+            future.cancel()
         if wait:
             futures_lib.wait(running)
-            if self._began:
+            if self._owned:
                 self._ray.shutdown()
 
 
-class _FutureOfRay(futures_lib.Future):
-    """The result of a call on Ray. A call that runs can be cancelled, too: its worker is ended."""
+class _RayFuture(futures_lib.Future):
+    """The result of a call on Ray. `cancel` ends the worker of a call that runs, which raises soon after."""
 
-    def __init__(self, cancel: Callable[[], Any]) -> None:
+    def __init__(self, ray: Any, reference: Any) -> None:
         super().__init__()
-        self._cancel = cancel
+        self._ray, self._reference = ray, reference
         self.set_running_or_notify_cancel()
+        reference.future().add_done_callback(self._ended)
 
     def cancel(self) -> bool:
-        """Ends the call, which soon raises Ray's error. Returns False, since it is not cancelled yet."""
         if not self.done():
-            self._cancel()
+            self._ray.cancel(self._reference, force=True)
         return False
 
-
-@contextlib.contextmanager
-def _signals_as_before() -> Iterator[None]:
-    """Restores the handler of SIGTERM, which Ray takes for a crash, with a trace and the exit status 134."""
-    before = signal.getsignal(signal.SIGTERM)
-    try:
-        yield
-    finally:
-        if threading.current_thread() is threading.main_thread():  # Python allows it there alone.
-            # A handler that was not set from Python is None, and cannot be set from there again.
-            signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
+    def _ended(self, told: futures_lib.Future) -> None:
+        error = told.exception()
+        if error is None:
+            self.set_result(told.result())
+        elif isinstance(error, self._ray.exceptions.WorkerCrashedError):
+            self.set_exception(
+                futures_lib.BrokenExecutor("a worker of Ray ended, as often as max_retries allows")
+            )
+        else:
+            for name in ("cause", "client_exc"):  # Ray's own text has process numbers and addresses.
+                inner = getattr(error, name, None)
+                error = inner if isinstance(inner, BaseException) else error
+            self.set_exception(error)
 
 
 def check_import(function: Callable[..., Any], executor: futures_lib.Executor) -> None:
@@ -160,30 +131,16 @@ def check_import(function: Callable[..., Any], executor: futures_lib.Executor) -
 
     Raises:
       ValueError: they cannot.
-      WorkerDied: the worker that was asked ended.
-      RuntimeError: the executor was shut down.
     """
-    name = getattr(function, "__qualname__", repr(function))
     try:
-        if isinstance(executor, futures_lib.ProcessPoolExecutor):
-            # Sent as it is, a function that cannot be imported breaks the pool without a reason.
-            asked = executor.submit(pickle.loads, pickle.dumps(function))
-        else:
-            asked = executor.submit(callable, function)
-        if isinstance(asked.exception(), SystemExit):  # Of the worker, and not to be raised in this process.
-            raise ImportError(f"its module exits ({asked.exception()})")
-        asked.result()
-    except WorkerDied:
+        if isinstance(executor, Ray):  # which sends the functions of a script by value
+            executor.submit(callable, function).result()
+        else:  # One that cannot be imported would break a pool of processes without a reason; bytes do not.
+            executor.submit(pickle.loads, pickle.dumps(function)).result()
+    except RuntimeError:  # The executor is broken or shut down.
         raise
-    except futures_lib.BrokenExecutor as error:
-        raise WorkerDied(
-            f"a worker ended when it was asked for {name}, before any work: it was killed, its machine has "
-            "no memory left, or the script that begins the workers does not do so under "
-            'if __name__ == "__main__".'
-        ) from error
-    except Exception as error:  # Pickle raises many kinds, and an import raises what its module does.
-        if isinstance(error, RuntimeError) and "shutdown" in str(error):
-            raise
+    except (Exception, SystemExit) as error:  # An import raises what its module does.
+        name = getattr(function, "__qualname__", repr(function))
         raise ValueError(
             f"the workers cannot import {name}: {type(error).__name__}: {error}. Define it at the top level "
             "of a module that they find."
@@ -193,21 +150,20 @@ def check_import(function: Callable[..., Any], executor: futures_lib.Executor) -
 def as_completed(
     function: Callable[..., Any], jobs: Sequence[tuple], executor: futures_lib.Executor | None = None
 ) -> Iterator[tuple[int, Any]]:
-    """Calls a function for each of many independent jobs, and yields what it returns as soon as it ends.
+    """Calls a function for each of many independent jobs, and yields each result as soon as it is there.
 
     Args:
-      function: of the arguments of a job. For workers it stands at the top level of a module.
+      function: of the arguments of a job; for workers, at the top level of a module.
       jobs: the arguments of each call.
-      executor: None for one call after another, here.
+      executor: None for one call after another in this process.
 
     Yields:
-      The number of the job, from 0, and what the function returned, in the order in which the calls end.
+      The number of the job, from 0, and what the function returned.
 
     Raises:
       ValueError: the workers cannot import the function.
-      WorkerDied: a worker ended without a result, or what it returned or raised could not be sent, and its
-        executor does not begin the call again.
-      Exception: what a call raised; those that have not begun are given up, on Ray also those that run.
+      BrokenExecutor: a worker ended without a result.
+      Exception: what a call raised; calls that have not begun are canceled.
     """
     if executor is None:
         for number, job in enumerate(jobs):
@@ -221,23 +177,18 @@ def as_completed(
             numbers[executor.submit(function, *job)] = number
         for future in futures_lib.as_completed(numbers):
             yield numbers[future], future.result()
-    except futures_lib.BrokenExecutor as error:
-        raise _died(error) from error
     finally:
         for future in numbers:
             future.cancel()
 
 
 class Calls:
-    """Calls of a function on an executor that can begin before their results are asked for, each once.
+    """Calls of a function on an executor that begin before their results are needed, each once.
 
     Args:
       function: at the top level of a module.
       executor: where it is called.
       first: its first arguments, the same for all calls. The others are hashable, and name a call.
-
-    Raises:
-      ValueError, WorkerDied: as `check_import`.
     """
 
     def __init__(self, function: Callable[..., Any], executor: futures_lib.Executor, *first: Any) -> None:
@@ -246,53 +197,16 @@ class Calls:
         self._futures: dict[tuple, futures_lib.Future] = {}
 
     def begin(self, *args: Any) -> None:
-        """Submits a call, unless it was.
-
-        Raises:
-          WorkerDied: the workers of the executor are gone.
-        """
-        if args in self._futures:
-            return
-        try:
+        """Submits a call, unless it was."""
+        if args not in self._futures:
             self._futures[args] = self._executor.submit(self._function, *self._first, *args)
-        except futures_lib.BrokenExecutor as error:
-            raise _died(error) from error
 
     def __call__(self, *args: Any) -> Any:
-        """What a call returns. It raises as `as_completed` does, and the other calls are given up then."""
+        """Returns the result of a call; if that raises, calls that have not begun are canceled."""
         try:
             self.begin(*args)
             return self._futures[args].result()
-        except BaseException as error:
+        except BaseException:
             for future in self._futures.values():
                 future.cancel()
-            if isinstance(error, futures_lib.BrokenExecutor):
-                raise _died(error) from error
             raise
-
-
-def _died(error: futures_lib.BrokenExecutor) -> WorkerDied:
-    """What broke an executor, as a sentence."""
-    # A pool of processes names a cause only where it could not read what a worker sent.
-    trace = [line for line in str(error.__cause__ or "").splitlines() if line.strip("'")]
-    if trace:
-        return WorkerDied(
-            "what a worker returned or raised could not be sent back, since it cannot be unpickled: "
-            f"{trace[-1]}. The same command goes on from what is done."
-        )
-    return WorkerDied(
-        "a worker ended without a result: it was killed, or its machine has no memory left. The same "
-        "command goes on from what is done; take fewer workers if memory is short."
-    )
-
-
-def _end_with_parent() -> None:
-    """Has this worker end when its maker is killed, which could not end it any more."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-
-    def watch() -> None:
-        connection.wait([parent.sentinel])
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()

@@ -1,9 +1,11 @@
-"""Architectures as option values rather than indices: what people read and write in files."""
+"""Checks of architectures, and option values in place of indices: what people read and write in files."""
 
 import math
 from collections.abc import Mapping
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxnas.choice import Choice, nearest
@@ -104,3 +106,72 @@ def check_complete(
                     f"{choice.active!r} is {depth}: give {depth}, or all "
                     f"{choice.length}."
                 )
+
+
+def check_shapes(
+    choices: Mapping[str, Choice], arch: Mapping[str, Any], *, batched: bool = False, hard: bool = False
+) -> None:
+    """Checks names, shapes and dtypes of an architecture, which may be traced.
+
+    Args:
+      choices: of the space.
+      arch: that was given.
+      batched: whether it may have leading axes.
+      hard: whether it must be hard.
+
+    Raises:
+      TypeError: something else than a dict of arrays of integers or floats.
+      ValueError: other names or shapes.
+    """
+    if not isinstance(arch, Mapping):
+        raise TypeError(
+            f"architecture: expected a dict of arrays with the names {list(choices)}, got "
+            f"{type(arch).__name__}."
+        )
+    for name in (*arch, *choices):
+        if name not in choices or name not in arch:
+            wrong = "has no value." if name in choices else f"is not a choice{nearest(name, choices)}"
+            raise ValueError(f"architecture: {name!r} {wrong} The choices are {list(choices)}.")
+    leads = {}
+    for name, choice in choices.items():
+        x = arch[name] if hasattr(arch[name], "dtype") else np.asarray(arch[name])
+        soft = jnp.issubdtype(x.dtype, jnp.floating)
+        if (hard and soft) or not (soft or jnp.issubdtype(x.dtype, jnp.integer)):
+            raise TypeError(
+                f"architecture: {name!r} has dtype {x.dtype}{' and is soft' if soft else ''}; expected int32 "
+                f"indices of options{'' if hard else ', or float weights over the options'}. Option values "
+                "go through space.from_dict."
+            )
+        shape = choice.shape + ((choice.width,) if soft else ())
+        leads[name], tail = x.shape[: x.ndim - len(shape)], x.shape[x.ndim - len(shape) :]
+        if x.ndim < len(shape) or tail != shape or (leads[name] and not batched):
+            raise ValueError(
+                f"architecture: {name!r} has shape {tuple(x.shape)}, expected {shape}"
+                f"{' after any batch axes' if batched else ' (vmap over a batch)'}. Inactive positions are "
+                "there too: space.from_dict fills them."
+            )
+    if len(set(leads.values())) > 1:
+        raise ValueError(f"architecture: the names have different batch axes: {leads}.")
+
+
+def check_indices(choices: Mapping[str, Choice], arch: Mapping[str, Any]) -> None:
+    """Checks the indices and weights of an architecture, but for those that are traced; raises ValueError."""
+    for name, choice in choices.items():
+        if isinstance(arch[name], jax.core.Tracer):
+            continue
+        x, sizes = np.asarray(arch[name]), choice.sizes
+        soft = jnp.issubdtype(x.dtype, jnp.floating)
+        if soft:
+            bad = ~np.isfinite(x) | ((np.arange(choice.width) >= sizes[..., None]) & (x != 0))
+            expected = "finite weights, zero beyond the options of a position"
+        else:
+            bad = (x < 0) | (x >= sizes)
+            expected = "an index from 0 to the number of options less 1"
+        if bad.any():
+            at = tuple(int(i) for i in np.argwhere(bad)[0])
+            place = at[-2:-1] if soft else at[x.ndim - len(choice.shape) :]
+            options = choice.options_at(*(place if choice.length is not None else ()))
+            raise ValueError(
+                f"architecture: {name!r}{list(at) if at else ''} is {x[at]}, expected {expected}; the "
+                f"{len(options)} options are {options}. Option values go through space.from_dict."
+            )

@@ -4,9 +4,8 @@ An architecture is a dict from the name of a choice to an int32 array of option 
 plain choice and `[n]` for a repeated one. A batch of architectures is the same dict with leading
 axes. A *soft* architecture holds float weights over the options in an additional last axis.
 
-An index that is no option's is refused wherever an architecture is known. Where it is traced, under jit or
-vmap, it cannot be: networks and costs take the nearest option, as JAX's own indexing does, and the operations
-here pass it on. JAX makes int32 of a larger int before that, and 0 of 2**40.
+An index that is no option's raises wherever its value is known. Where it is traced, networks and costs take
+the nearest option, as JAX's own indexing does, and the operations here pass it on.
 """
 
 import dataclasses
@@ -28,9 +27,27 @@ Arch = dict[str, Any]
 _NO_OPTION = -1e9  # a logit; finite, since weight decay would make NaN of an infinite one
 
 
-def _program(method: Callable[..., Any], static: tuple[int, ...] = (0,)) -> Callable[..., Any]:
-    """A method of a space as a program of its own, which is part of the caller's program under jit."""
-    return jax.jit(method, static_argnums=static, inline=True)
+def _program(*archs: int, batched: bool = True, static: tuple[int, ...] = (0,)) -> Callable[..., Any]:
+    """Makes a method of a space a program, compiled once for a space, and inlined under jit.
+
+    Args:
+      archs: which of the arguments are hard architectures, to check before.
+      batched: whether these may have leading axes.
+      static: see `jax.jit`.
+    """
+
+    def decorate(method: Callable[..., Any]) -> Callable[..., Any]:
+        compiled = jax.jit(method, static_argnums=static, inline=True)
+
+        @functools.wraps(method)
+        def call(space: "Space", *args: Any) -> Any:
+            given = [space._hard(x, batched) if i in archs else x for i, x in enumerate(args)]
+            made = compiled(space, *given)
+            return space._in_order(made) if isinstance(made, dict) else made
+
+        return call
+
+    return decorate
 
 
 @dataclasses.dataclass(frozen=True, init=False, repr=False)
@@ -41,11 +58,6 @@ class Space:
 
     Attributes:
       decisions: the name and the choice of each decision, in order.
-
-    Raises:
-      TypeError: something given is not a `Choice`.
-      ValueError: a choice refers to one that is not there, that is repeated differently, or that
-        refers back to it; or there are fewer repetitions than its `active` choice may ask for.
     """
 
     decisions: tuple[tuple[str, Choice], ...]
@@ -60,8 +72,6 @@ class Space:
         for name, choice in choices.items():
             check_parents(name, choice, choices)
         _ = self._order  # raises on a cycle
-
-    # ---- What is in the space.
 
     @property
     def choices(self) -> dict[str, Choice]:
@@ -122,123 +132,67 @@ class Space:
 
     # ---- Checks.
 
-    def _check_shapes(self, arch: Arch, batched: bool, hard: bool = False) -> tuple[int, ...]:
-        """Checks names, shapes and dtypes, and gives the leading axes."""
-        if not isinstance(arch, Mapping):
-            raise TypeError(
-                f"architecture: expected a dict of arrays with the names {list(self)}, "
-                f"got {type(arch).__name__}."
-            )
-        for name in arch:
-            if name not in self:
-                raise ValueError(
-                    f"architecture: {name!r} is not a choice of the space"
-                    f"{nearest(name, self)} Its choices are {list(self)}."
-                )
-        batch = None
-        for name, choice in self.decisions:
-            if name not in arch:
-                raise ValueError(
-                    f"architecture: no value for {name!r}; it needs {list(self)}, and has {list(arch)}."
-                )
-            x = arch[name] if hasattr(arch[name], "dtype") else np.asarray(arch[name])
-            soft = jnp.issubdtype(x.dtype, jnp.floating)
-            if not soft and not jnp.issubdtype(x.dtype, jnp.integer):
-                raise TypeError(
-                    f"architecture: {name!r} has dtype {x.dtype}; expected int32 "
-                    "indices of options, or float weights over the options. Option "
-                    "values go through space.from_dict."
-                )
-            if soft and hard:
-                raise TypeError(
-                    f"architecture: {name!r} is soft, dtype {x.dtype}; only hard "
-                    "(int32) architectures are encoded or have inactive elements."
-                )
-            shape = choice.shape + ((choice.width,) if soft else ())
-            lead, tail = x.shape[: x.ndim - len(shape)], x.shape[x.ndim - len(shape) :]
-            if x.ndim < len(shape) or tail != shape or (lead and not batched):
-                raise ValueError(
-                    f"architecture: {name!r} has shape {tuple(x.shape)}, expected {shape}"
-                    f"{' after any batch axes' if batched else ' (vmap over a batch)'}. Inactive "
-                    "positions are there too: space.from_dict fills them."
-                )
-            if batch is not None and lead != batch:
-                raise ValueError(
-                    f"architecture: {name!r} has batch axes {lead}, but {next(iter(self))!r} has {batch}."
-                )
-            batch = lead
-        return batch or ()
-
     def check_static(self, arch: Arch) -> None:
         """Checks names, shapes and dtypes of one architecture; works on traced arrays.
 
         Raises:
-          TypeError: something else than a dict of arrays of integers or floats.
-          ValueError: other names or shapes; the message says what was given and what is expected.
+          TypeError, ValueError: what was given, and what is expected.
         """
-        self._check_shapes(arch, batched=False)
+        option_values.check_shapes(self.choices, arch)
 
     def check(self, arch: Arch) -> None:
         """Checks an architecture, or a batch of them with leading axes, hard or soft; on the host.
 
         Raises:
-          TypeError: as `check_static`, or traced arrays.
-          ValueError: as `check_static`, or an index or weight that is out of range.
+          TypeError, ValueError: as `check_static`, for traced arrays, and for an index or weight out of
+            range.
         """
-        self._check_shapes(arch, batched=True)
+        option_values.check_shapes(self.choices, arch, batched=True)
         if any(isinstance(arch[name], jax.core.Tracer) for name in self):
             raise TypeError("check: needs concrete arrays; use check_static inside jit or vmap.")
-        self._check_values(arch)
+        option_values.check_indices(self.choices, arch)
 
-    def _check_values(self, arch: Arch) -> None:
-        """Checks indices and weights, but for those that are traced."""
-        for name, choice in self.decisions:
-            if isinstance(arch[name], jax.core.Tracer):
-                continue
-            x, sizes = np.asarray(arch[name]), choice.sizes
-            if jnp.issubdtype(x.dtype, jnp.floating):
-                bad = ~np.isfinite(x) | ((np.arange(choice.width) >= sizes[..., None]) & (x != 0))
-                expected = "finite weights, zero beyond the options of a position"
-            else:
-                bad = (x < 0) | (x >= sizes)
-                expected = "an index from 0 to the number of options less 1"
-            if bad.any():
-                at = tuple(int(i) for i in np.argwhere(bad)[0])
-                place = at[x.ndim - len(choice.shape) :] if x.dtype.kind != "f" else at[-2:-1]
-                options = choice.options_at(*(place if choice.length is not None else ()))
-                raise ValueError(
-                    f"architecture: {name!r}{list(at) if at else ''} is {x[at]}, "
-                    f"expected {expected}; the {len(options)} options are {options}. "
-                    "Option values (not indices) go through space.from_dict."
-                )
+    # ---- Per architecture: pure, under jit and vmap; leading batch axes are allowed.
 
-    # ---- Per architecture: pure, under jit and vmap; leading batch axes are allowed. Each is one program,
-    # which is compiled once for a space: operations one by one would be compiled for each shape.
-
+    @_program(0)
     def active(self, arch: Arch) -> dict[str, jax.Array]:
-        """Which elements of a hard architecture count, bool of the shapes of `arch`."""
-        return self._in_order(self._compiled_active(self._hard(arch)))
+        """Returns which elements of a hard architecture count, bool of the shapes of `arch`."""
+        return self._active(arch, jnp)
 
+    @_program(0)
     def canonical(self, arch: Arch) -> Arch:
-        """The architecture with inactive elements set to 0: equal networks become equal arrays."""
-        return self._in_order(self._compiled_canonical(self._hard(arch)))
+        """Returns the architecture with inactive elements set to 0: equal networks become equal arrays."""
+        return self._canonical(arch, jnp)
 
+    @_program(0)
     def encode(self, arch: Arch) -> jax.Array:
-        """A hard architecture as one int32 array [..., space.length]."""
-        return self._compiled_encode(self._hard(arch))
+        """Returns a hard architecture as one int32 array [..., space.length]."""
+        first, choice = self.decisions[0]
+        batch = arch[first].shape[: arch[first].ndim - len(choice.shape)]
+        parts = [
+            jnp.asarray(arch[name], jnp.int32).reshape((*batch, math.prod(c.shape)))
+            for name, c in self.decisions
+        ]
+        return jnp.concatenate(parts, axis=-1)
 
+    @_program()
     def decode(self, code) -> Arch:
-        """The architecture of a code, int [..., space.length]; the reverse of `encode`."""
+        """Returns the architecture of a code, int [..., space.length]; the reverse of `encode`."""
         if np.shape(code)[-1:] != (self.length,):
             raise ValueError(f"decode: expected a last axis of {self.length}, got {np.shape(code)}.")
-        return self._in_order(self._compiled_decode(code))
+        code, arch, start = jnp.asarray(code, jnp.int32), {}, 0
+        for name, choice in self.decisions:
+            stop = start + math.prod(choice.shape)
+            arch[name] = code[..., start] if choice.length is None else code[..., start:stop]
+            start = stop
+        return arch
 
     def active_code(self, arch: Arch) -> jax.Array:
-        """Which elements of the code of one hard architecture count, bool [space.length]."""
+        """Returns which elements of the code of one hard architecture count, bool [space.length]."""
         return jnp.concatenate([mask.reshape(-1) for mask in self.active(arch).values()])
 
     def sample(self, key: jax.Array, n: int | None = None) -> Arch:
-        """A random canonical architecture.
+        """Returns a random canonical architecture.
 
         Every decision is uniform over its options, so a depth is as likely as another although
         there are more deep networks (AutoFormer's sampling, arXiv 2107.00651, and its code).
@@ -247,10 +201,20 @@ class Space:
           key: a typed key.
           n: how many, as a batch with this leading axis; by default one, without the axis.
         """
-        return self._in_order(self._compiled_sample(key, n))
+        return self._sampled(key, n)
+
+    @_program(static=(0, 2))
+    def _sampled(self, key: jax.Array, n: int | None) -> Arch:
+        if n is not None:
+            return jax.vmap(lambda key: self._sampled(key, None))(jax.random.split(key, n))
+        return self.canonical(self.decode(self._uniform(key)))
+
+    def _uniform(self, key: jax.Array) -> jax.Array:
+        # One draw for all elements: one for each choice takes several times longer to compile.
+        return jax.random.randint(key, (self.length,), 0, jnp.asarray(self.sizes), jnp.int32)
 
     def mutate(self, key: jax.Array, arch: Arch, probability: float | jax.Array | Mapping[str, Any]) -> Arch:
-        """A canonical copy of one architecture with each element resampled with some probability.
+        """Returns a canonical copy of one architecture with each element resampled with some probability.
 
         An element that was inactive and becomes active is always drawn anew.
 
@@ -258,11 +222,7 @@ class Space:
           key: a typed key.
           arch: a hard architecture, without batch axes.
           probability: of resampling an element; one for all, or one for each name.
-
-        Raises:
-          ValueError: an unknown or missing name, or a probability outside [0, 1].
         """
-        arch = self._hard(arch, batched=False)
         if not isinstance(probability, Mapping):
             probability = dict.fromkeys(self, probability)
         for name in (*probability, *self):
@@ -276,26 +236,38 @@ class Space:
                 raise ValueError(
                     f"mutate: the probability of {name!r} is {probability[name]}, expected one from 0 to 1."
                 )
-        return self._in_order(self._compiled_mutate(key, arch, dict(probability)))
+        return self._mutated(key, arch, dict(probability))
 
+    @_program(1, batched=False)
+    def _mutated(self, key: jax.Array, arch: Arch, probability: dict[str, Any]) -> Arch:
+        rates = jnp.concatenate(
+            [
+                jnp.broadcast_to(jnp.asarray(probability[name], jnp.float32), choice.shape).reshape(-1)
+                for name, choice in self.decisions
+            ]
+        )
+        fresh_key, change_key = jax.random.split(key)
+        inactive = ~self.active_code(arch)
+        change = inactive | (jax.random.uniform(change_key, (self.length,)) < rates)
+        code = jnp.where(change, self._uniform(fresh_key), self.encode(arch))
+        return self.canonical(self.decode(code))
+
+    @_program(1, 2, batched=False)
     def crossover(self, key: jax.Array, a: Arch, b: Arch) -> Arch:
-        """A canonical child, each element from either parent with equal probability.
+        """Returns a canonical child, each element from either of two parents with equal probability.
 
-        An element that is active in one parent only comes from that one, so parents may differ in
-        depth.
-
-        Args:
-          key: a typed key.
-          a: a hard architecture, without batch axes.
-          b: another one.
+        An element that is active in one parent only comes from that one, so parents may differ in depth.
+        Parents are hard architectures, without batch axes.
         """
-        parents = (self._hard(one, batched=False) for one in (a, b))
-        return self._in_order(self._compiled_crossover(key, *parents))
+        in_a, in_b = self.active_code(a), self.active_code(b)
+        code_a, code_b = (self.encode(self.canonical(x)) for x in (a, b))
+        first = jnp.where(in_a & in_b, jax.random.bernoulli(key, 0.5, (self.length,)), in_a)
+        return self.canonical(self.decode(jnp.where(first, code_a, code_b)))
 
     def _hard(self, arch: Arch, batched: bool = True) -> Arch:
-        """A hard architecture, or a batch of them, that was checked, with its names in order."""
-        self._check_shapes(arch, batched=batched, hard=True)
-        self._check_values(arch)
+        """Checks a hard architecture, or a batch of them, and orders its names."""
+        option_values.check_shapes(self.choices, arch, batched=batched, hard=True)
+        option_values.check_indices(self.choices, arch)
         return self._in_order(arch)
 
     def _in_order(self, arch: Mapping[str, Any]) -> Arch:
@@ -336,68 +308,10 @@ class Space:
         zero = np.zeros((), np.int32)
         return {name: lib.where(masks[name], lib.asarray(arch[name], np.int32), zero) for name in self}
 
-    @_program
-    def _compiled_active(self, arch: Arch) -> dict[str, jax.Array]:
-        return self._active(arch, jnp)
-
-    @_program
-    def _compiled_canonical(self, arch: Arch) -> Arch:
-        return self._canonical(arch, jnp)
-
-    @_program
-    def _compiled_encode(self, arch: Arch) -> jax.Array:
-        first, choice = self.decisions[0]
-        batch = arch[first].shape[: arch[first].ndim - len(choice.shape)]
-        parts = [
-            jnp.asarray(arch[name], jnp.int32).reshape((*batch, math.prod(c.shape)))
-            for name, c in self.decisions
-        ]
-        return jnp.concatenate(parts, axis=-1)
-
-    @_program
-    def _compiled_decode(self, code: jax.Array) -> Arch:
-        code, arch, start = jnp.asarray(code, jnp.int32), {}, 0
-        for name, choice in self.decisions:
-            stop = start + math.prod(choice.shape)
-            arch[name] = code[..., start] if choice.length is None else code[..., start:stop]
-            start = stop
-        return arch
-
-    def _uniform(self, key: jax.Array) -> jax.Array:
-        # One draw for all elements: one for each choice takes several times longer to compile.
-        return jax.random.randint(key, (self.length,), 0, jnp.asarray(self.sizes), jnp.int32)
-
-    @functools.partial(_program, static=(0, 2))
-    def _compiled_sample(self, key: jax.Array, n: int | None) -> Arch:
-        if n is not None:
-            return jax.vmap(lambda key: self._compiled_sample(key, None))(jax.random.split(key, n))
-        return self.canonical(self.decode(self._uniform(key)))
-
-    @_program
-    def _compiled_mutate(self, key: jax.Array, arch: Arch, probability: dict[str, Any]) -> Arch:
-        rates = jnp.concatenate(
-            [
-                jnp.broadcast_to(jnp.asarray(probability[name], jnp.float32), choice.shape).reshape(-1)
-                for name, choice in self.decisions
-            ]
-        )
-        fresh_key, change_key = jax.random.split(key)
-        inactive = ~self.active_code(arch)
-        change = inactive | (jax.random.uniform(change_key, (self.length,)) < rates)
-        code = jnp.where(change, self._uniform(fresh_key), self.encode(arch))
-        return self.canonical(self.decode(code))
-
-    @_program
-    def _compiled_crossover(self, key: jax.Array, a: Arch, b: Arch) -> Arch:
-        in_a, in_b = self.active_code(a), self.active_code(b)
-        code_a, code_b = (self.encode(self.canonical(x)) for x in (a, b))
-        first = jnp.where(in_a & in_b, jax.random.bernoulli(key, 0.5, (self.length,)), in_a)
-        return self.canonical(self.decode(jnp.where(first, code_a, code_b)))
-
     # ---- Soft architectures.
 
     def logits(self) -> Arch:
-        """Architecture parameters with every option equally likely, float32 [..., width].
+        """Returns architecture parameters with every option equally likely, float32 [..., width].
 
         Zeros; beyond the options of a position so negative that no weight is left for them.
         """
@@ -409,15 +323,12 @@ class Space:
         }
 
     def harden(self, weights: Arch) -> Arch:
-        """The canonical hard architecture of the largest weights, or logits.
-
-        Of equal ones the first counts. Pure; leading batch axes are allowed.
-        """
+        """Returns the canonical hard architecture of the largest weights, or logits."""
         return self.canonical({name: jnp.argmax(weights[name], axis=-1).astype(jnp.int32) for name in self})
 
     def soften(self, arch: Arch) -> Arch:
-        """A hard architecture as one-hot weights, float32 [..., width]."""
-        self._check_shapes(arch, batched=True, hard=True)
+        """Returns a hard architecture as one-hot weights, float32 [..., width]."""
+        option_values.check_shapes(self.choices, arch, batched=True, hard=True)
         return {
             name: jax.nn.one_hot(arch[name], choice.width, dtype=jnp.float32)
             for name, choice in self.decisions
@@ -453,11 +364,7 @@ class Space:
         return self._extreme(max, -1)
 
     def enumerate(self, limit: int = 100_000) -> Arch:
-        """All distinct canonical architectures as one batch [cardinality, ...].
-
-        Raises:
-          ValueError: there are more than `limit`.
-        """
+        """Returns all distinct canonical architectures, at most `limit`, as one batch [cardinality, ...]."""
         if self.cardinality > limit:
             raise ValueError(
                 f"enumerate: the space has {self.cardinality:,} architectures, the "
@@ -469,32 +376,29 @@ class Space:
     # ---- Option values and files.
 
     def to_dict(self, arch: Arch) -> dict[str, Any]:
-        """The option values of one hard architecture, as plain Python values.
+        """Returns the option values of one hard architecture, as plain Python values.
 
-        A repeated choice is a list up to its last active position, None where inactive in between;
-        what is not active at all is left out.
+        A repeated choice is a list up to its last active position, None where inactive in between; what is
+        not active at all is left out.
         """
         self.check(arch)
         arch = {name: np.asarray(x) for name, x in self._hard(arch, batched=False).items()}
         return option_values.to_dict(self.choices, arch, self._active(arch, np))
 
     def to_dicts(self, archs: Arch) -> list[dict[str, Any]]:
-        """The option values of each of a batch of hard architectures, as by `to_dict`."""
+        """Returns the option values of each of a batch of hard architectures, as by `to_dict`."""
         archs = {name: np.asarray(x) for name, x in archs.items()}  # slices of arrays of JAX are compiled
         count = len(next(iter(archs.values())))
         return [self.to_dict({name: x[i] for name, x in archs.items()}) for i in range(count)]
 
     def from_dict(self, values: Mapping[str, Any]) -> Arch:
-        """The canonical architecture with these option values; the reverse of `to_dict`.
+        """Returns the canonical architecture with these option values; the reverse of `to_dict`.
 
         Args:
-          values: option values by name; a list may end after the active positions or have the full
-            length.
+          values: option values by name; a list may end after the active positions or have the full length.
 
         Raises:
-          TypeError: the values are not a dict.
-          ValueError: an unknown name or option (the message names the nearest), a missing value, or
-            a list of another length.
+          TypeError, ValueError: a value that is unknown (the message has the nearest) or missing.
         """
         index, given = option_values.indices(self.choices, values)
         arch = {name: np.asarray(index[name], np.int32) for name in self}
@@ -525,7 +429,7 @@ class Space:
         }
 
     def fix(self, arch: Arch) -> "Space":
-        """The space of one hard architecture: one option for every element.
+        """Returns the space of one hard architecture: one option for every element.
 
         A choice repeated up to the depth is cut to that depth. `smallest()` of the new space is the
         architecture in it.
@@ -542,16 +446,13 @@ class Space:
         )
 
     def restrict(self, **options) -> "Space":
-        """The space with fewer options for some names, in their original order.
+        """Returns the space with fewer options for some names, in their original order.
 
         A choice repeated up to the depth is cut to the greatest depth left. An architecture moves
         between the two spaces by `to_dict` and `from_dict`.
 
         Args:
           **options: the options to keep, one or a tuple of them, by name.
-
-        Raises:
-          ValueError: a name is unknown, or its options are none or no subset.
         """
         rows = self._rows()
         for name, keep in options.items():
@@ -567,40 +468,27 @@ class Space:
                     )
             rows[name] = [tuple(o for o in row if o in keep) for row in rows[name]]
             if not all(rows[name]):
+                place = rows[name].index(())
                 raise ValueError(
-                    f"restrict: {name!r} would have no option at position "
-                    f"{rows[name].index(())}, where it has "
-                    f"{self.choices[name].options_at(rows[name].index(()))}."
+                    f"restrict: {name!r} would have no option at position {place}, where it has "
+                    f"{self.choices[name].options_at(place)}."
                 )
         return self._narrow(rows)
 
     def to_json(self) -> dict[str, Any]:
-        """A plain dict, name -> choice, which `from_json` reads; its order counts."""
+        """Returns a plain dict, name -> choice, which `from_json` reads; its order counts."""
         return {name: choice.to_json() for name, choice in self.decisions}
 
     @staticmethod
     def from_json(values: Mapping[str, Any]) -> "Space":
-        """The space that `to_json` wrote.
-
-        Raises:
-          TypeError: not a dict.
-          ValueError: a choice in it is not one.
-        """
+        """Returns the space that `to_json` wrote."""
         if not isinstance(values, Mapping):
             raise TypeError(f"Space.from_json: expected a dict that to_json wrote, got {values!r}.")
         return Space(**{name: Choice.from_json(choice) for name, choice in values.items()})
 
 
 def check_space(space: Any, what: str) -> None:
-    """Checks that something is a search space.
-
-    Args:
-      space: that was given.
-      what: the start of the message: who needs it.
-
-    Raises:
-      TypeError: it is something else.
-    """
+    """Raises TypeError for what is no search space; `what` is the start of the message: who needs it."""
     if not isinstance(space, Space):
         raise TypeError(
             f"{what}: the space is {space!r}, expected a jaxnas.Space, such as Space(depth=Choice(2, 3))."

@@ -81,7 +81,7 @@ def convnet(width=((8, 16, 24), (32, 48, 64)), depth=((1, 2), (1, 2)), kernel=((
     return Space(**choices)
 
 
-def _size(size: str, table: dict):
+def _size(size: str | int, table: dict):
     if size not in table:
         raise ValueError(f"expected a size of {list(table)}, got {size!r}.")
     return table[size]
@@ -90,9 +90,8 @@ def _size(size: str, table: dict):
 def autoformer(size: str) -> Space:
     """Returns the space of AutoFormer "tiny", "small" or "base" (arXiv 2107.00651, table 1).
 
-    For images of 224 x 224 and patches of 16 x 16, with heads of width 64. The published networks
-    are members: therefore "tiny" has MLP ratios 3, 3.5, 4 and "base" has 8, 9 or 10 heads.
-    Raises ValueError for another size.
+    For images of 224 x 224 and patches of 16 x 16, with heads of width 64. The published networks are
+    members.
     """
     return vit(*_size(size, _AUTOFORMER))
 
@@ -100,35 +99,26 @@ def autoformer(size: str) -> Space:
 def published_options(size: str) -> dict[str, object]:
     """Returns the options of the network that AutoFormer's authors found, by name of choice.
 
-    They are those of an architecture of `autoformer(size)`, from the released configurations AutoFormer-T, -S
-    and -B, of depth 13, 13 and 14. Raises ValueError for a size other than "tiny", "small" and "base".
+    They are those of an architecture of `autoformer(size)`, from the released configurations.
     """
     return dict(_size(size, _PUBLISHED))
 
 
 def digits() -> Space:
-    """Returns a small space of 22,113 networks for 8 x 8 images, patches of 2 and heads of 16.
-
-    Wide enough that a budget of 60 % of the largest network's parameters leaves most of the space.
-    """
+    """Returns a small space of 22,113 networks for 8 x 8 images, patches of 2 and heads of 16."""
     return vit(embed_dim=(32, 48, 64), depth=(2, 3, 4), num_heads=(2, 3, 4), mlp_ratio=(1.0, 2.0, 3.0))
 
 
 def fashion_mnist() -> Space:
     """Returns a space of 2,391,120 networks for 28 x 28 images, patches of 4 and heads of 16.
 
-    Sized so that its supernet trains on 60,000 images for 15 epochs on two CPU cores in well under
-    an hour: the largest network needs about 28 million multiply-accumulates for an image.
+    Its supernet trains on 60,000 images for 15 epochs on two CPU cores in well under an hour.
     """
     return vit(embed_dim=(48, 64, 80, 96), depth=(3, 4, 5, 6), num_heads=(2, 4, 6), mlp_ratio=(1.0, 2.0, 3.0))
 
 
 def fashion_mnist_small() -> Space:
-    """Returns a space of networks of very different sizes for 28 x 28 images, patches of 7 and heads of 16.
-
-    Sized so that many supernets and many networks alone can be trained on one CPU core: a step of 128 images
-    takes some hundredths of a second.
-    """
+    """Returns a space of networks of different sizes for 28 x 28 images, patches of 7 and heads of 16."""
     return vit(embed_dim=(16, 32, 48, 64), depth=(1, 2, 3, 4), num_heads=(1, 2, 4), mlp_ratio=(0.5, 1.0, 2.0))
 
 
@@ -162,9 +152,6 @@ def swin(depth, embed_dim, window, num_heads, mlp_ratio, qkv_dim) -> Space:
       mlp_ratio: for each stage options of the hidden width of the MLP over `embed_dim`.
       qkv_dim: for each stage options of the width of queries, keys and values, of all heads together; each
         is a multiple of each of the stage's `num_heads`.
-
-    Raises:
-      ValueError: another number of stages in one than in the others.
     """
     of_block = dict(window=window, num_heads=num_heads, mlp_ratio=mlp_ratio, qkv_dim=qkv_dim)
     given = dict(depth=depth, embed_dim=embed_dim, **of_block)
@@ -184,10 +171,8 @@ def s3(size: str) -> Space:
     """Returns a space around the released network S3-T "tiny", S3-S "small" or S3-B "base".
 
     For images of 224 x 224 and patches of 4 x 4. The released network is a member, see `s3_options`. The
-    options are not the authors', who show those of each stage in a figure only. They are the released sizes
-    with one below and one above: widths less or more by an eighth, heads by a third, MLP ratios 3, 3.5 and 4,
-    and windows of 7 and 14.
-    Raises ValueError for another size.
+    options are not the authors', who show those of each stage in a figure only: they are the released sizes
+    with one below and one above.
     """
     blocks = _size(size, {name: depths[2] for name, (depths, _) in _S3.items() if name != "swin_tiny"})
     widths = [(dim * 7 // 8, dim, dim * 9 // 8) for dim in _S3_WIDTHS]
@@ -207,8 +192,6 @@ def s3_options(name: str) -> dict[str, int | list]:
     They are those of an architecture of `s3(name)`, and "swin_tiny" is Swin Transformer's, in `s3("tiny")`:
 
         arch = spaces.s3("tiny").from_dict(spaces.s3_options("tiny"))
-
-    Raises ValueError for a name other than "tiny", "small", "base" and "swin_tiny".
     """
     options = {}
     for stage, (depth, window, dim) in enumerate(zip(*_size(name, _S3), _S3_WIDTHS, strict=True), 1):
@@ -222,16 +205,13 @@ def s3_small_images(image_size: int = 28) -> Space:
     """Returns a space of three stages for small images, whose supernet trains in minutes on a CPU.
 
     For images of 28 x 28 with patches of 1, that is maps of 28, 14 and 7, or of 32 x 32 with patches of 2 and
-    maps of 16, 8 and 4. Widths go from 16 to 96.
-    Raises ValueError for another size of images.
+    maps of 16, 8 and 4.
     """
     windows = {28: ((4, 7), (7, 14), (7,)), 32: ((4, 8), (4, 8), (2, 4))}
-    if image_size not in windows:
-        raise ValueError(f"s3_small_images: image_size is {image_size}, expected one of {list(windows)}.")
     return swin(
         depth=((1, 2), (1, 2, 3), (1, 2)),
         embed_dim=((16, 24), (32, 48), (64, 96)),
-        window=windows[image_size],
+        window=_size(image_size, windows),
         num_heads=((1, 2), (2, 4), (4, 8)),
         mlp_ratio=((1.0, 2.0, 3.0),) * 3,
         qkv_dim=((16, 24), (32, 48), (64, 96)),
@@ -250,10 +230,7 @@ def par(blocks: int = 32) -> Space:
 
 
 def interleaved_blocks(blocks: int) -> list[str]:
-    """Returns Transformer-XL itself in `par(blocks)`, block by block: attention and feed-forward by turns.
-
-    Raises ValueError for an odd number of blocks.
-    """
+    """Returns Transformer-XL in `par(blocks)`, blocks even: attention and feed-forward by turns."""
     if blocks % 2:
         raise ValueError(f"interleaved_blocks: blocks come in pairs; got {blocks}.")
     return ["attention", "feed_forward"] * (blocks // 2)
@@ -274,10 +251,10 @@ def par_rule_blocks(blocks: int, ratio: float = 5) -> list[str]:
 
 
 def without_gaps(arch: Arch) -> Arch:
-    """The stack of `par` with its identity blocks behind all others.
+    """Returns the stack of `par` with its identity blocks last.
 
-    For a network that is trained alone it does not matter where they stand, so this one stands for all
-    stacks that have the same other blocks in the same order.
+    It stands for all stacks with the same other blocks in the same order, as networks trained alone are
+    equal.
     """
     block = arch["block"]  # int32 [blocks]; identity is the option 0
     return {"block": block[jnp.argsort(block == 0, stable=True)]}
@@ -349,15 +326,8 @@ def autoattend_sst_options() -> dict[str, list]:
 
 # Neither the softmax of the Transformer itself nor Sinkhorn is among the paper's candidates.
 DARTFORMER = (
-    "bigbird",
-    "linear",
-    "linformer",
-    "local",
-    "longformer",
-    "performer",
-    "reformer",
-    "sparse_transformer",
-    "synthesizer",
+    *("bigbird", "linear", "linformer", "local", "longformer"),
+    *("performer", "reformer", "sparse_transformer", "synthesizer"),
 )
 
 
@@ -420,20 +390,8 @@ def hybrid(stages, stem, head, resolution=(), per_block: bool = True) -> Space:
 _BOTH = ("mbconv", "transformer")
 _EFFICIENTNETV2 = (
     {"width": (16, 24), "depth": (1, 2), "block": ("fused_mbconv",), "expansion": (1,)},
-    {
-        "width": (32, 48),
-        "depth": (2, 3, 4),
-        "block": ("fused_mbconv",),
-        "kernel": (3, 5),
-        "expansion": (3, 4),
-    },
-    {
-        "width": (48, 64),
-        "depth": (2, 3, 4),
-        "block": ("fused_mbconv",),
-        "kernel": (3, 5),
-        "expansion": (3, 4),
-    },
+    {"width": (32, 48), "depth": (2, 3, 4), "block": ("fused_mbconv",)},
+    {"width": (48, 64), "depth": (2, 3, 4), "block": ("fused_mbconv",)},
     {"width": (96, 112, 128), "depth": (3, 4, 5, 6), "block": ("mbconv", "fused_mbconv")},
     {"width": (112, 128, 144, 160), "depth": (5, 6, 7, 8, 9), "block": _BOTH},
     {"width": (192, 208, 224, 240, 256), "depth": (8, 10, 12, 15), "block": _BOTH},
@@ -449,7 +407,8 @@ def efficientnetv2() -> Space:
     """
     late = {"kernel": (3, 5), "expansion": (4, 6), "squeeze": (0, 0.25)}
     both = late | {"heads": (4, 8), "mlp_ratio": (2, 3, 4)}
-    given = ({}, {}, {}, late, both, both)
+    early = {"kernel": (3, 5), "expansion": (3, 4)}
+    given = ({}, early, early, late, both, both)
     stages = [stage | more for stage, more in zip(_EFFICIENTNETV2, given, strict=True)]
     return hybrid(stages, stem=(24, 32), head=(1280,))
 

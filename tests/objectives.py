@@ -74,18 +74,6 @@ def product(left, right):
     return left * right
 
 
-class Unreadable(Exception):
-    """Can be pickled, and not unpickled."""
-
-    def __init__(self, message, reason):
-        super().__init__(message)
-
-
-def unreadable():
-    """Fails with what its caller cannot read."""
-    raise Unreadable("out of luck", "none")
-
-
 def raced(folder, text, fidelity):
     """A trial of an architecture as JSON; leaves a note, and ends its process if the file `kill` is there."""
     name = text.replace('"', "").replace(" ", "")

@@ -10,6 +10,7 @@ import pkgutil
 import signal
 import sys
 import types
+from concurrent.futures import BrokenExecutor
 
 import jax
 import objectives
@@ -29,7 +30,9 @@ def jobs_of(function, jobs, executor):
 
 def test_jobs_on_processes_are_those_of_the_loop():
     jobs = [(left, 3) for left in range(7)]
-    here = list(executors.as_completed(objectives.product, jobs))
+    here, seen = list(executors.as_completed(objectives.product, jobs)), []
+    next(executors.as_completed(seen.append, [(1,), (2,)]))
+    assert seen == [1]  # here a call begins when its result is asked for, so that each can be kept before
     assert here == [(number, 3 * number) for number in range(7)]
     with executors.processes(2) as executor:
         assert sorted(executors.as_completed(objectives.product, jobs, executor)) == here
@@ -37,34 +40,11 @@ def test_jobs_on_processes_are_those_of_the_loop():
         refusals.check(
             (jobs_of(objectives.product, [(7, 1)], executor), ValueError, "seven"),
             (jobs_of(lambda left: left, [(1,)], executor), ValueError, "workers cannot import"),
-            (jobs_of(objectives.product, [(8, 1), *jobs], executor), executors.WorkerDied, "what is done"),
+            (jobs_of(objectives.product, [(8, 1), *jobs], executor), BrokenExecutor),
         )
-
-
-@pytest.mark.parametrize(
-    "function, job, name", [(objectives.unreadable, (), "'reason'"), (objectives.product, (8, 1), "killed")]
-)
-def test_what_broke_a_pool_is_said(function, job, name):
-    with executors.processes(1) as executor:
-        refusals.check(
-            (jobs_of(function, [job], executor), executors.WorkerDied, name),
-            (jobs_of(objectives.product, [(1, 1)], executor), executors.WorkerDied, "product", "before"),
-        )
-
-
-def test_a_worker_that_dies_while_jobs_are_submitted_is_named():
-    class Breaks(concurrent.futures.ThreadPoolExecutor):
-        def submit(self, function, /, *args):
-            if args == (1, 1):
-                raise concurrent.futures.BrokenExecutor("broken")
-            return super().submit(function, *args)
-
-    with Breaks(1) as executor:
-        refusals.check((jobs_of(objectives.product, [(0, 1), (1, 1)], executor), executors.WorkerDied))
 
 
 ERRORS = [
-    executors.WorkerDied("died"),
     processes.ProcessesDisagree("seed: 0 / 1"),
     training.CheckpointError("no room"),
     training.ConfigMismatch("another config", ["seed", "steps"]),
@@ -108,14 +88,6 @@ def test_ray_that_does_not_start_is_named_and_leaves_the_handler_of_sigterm_as_i
         signal.signal(signal.SIGTERM, before)
     monkeypatch.setitem(sys.modules, "ray", None)  # not installed
     refusals.check((lambda: executors.Ray(), ImportError, "package ray"))
-
-
-def test_work_is_done_here_only_when_it_is_asked_for():
-    """So that each result can be kept before the next call begins."""
-    seen = []
-    results = executors.as_completed(seen.append, [(1,), (2,)])
-    next(results)
-    assert seen == [1]
 
 
 @pytest.fixture(scope="module")
@@ -165,7 +137,7 @@ def test_failures_on_ray_are_those_of_other_executors(cluster, tmp_path, monkeyp
     refusals.check(
         (jobs_of(objectives.product, [(7, 1)], cluster), ValueError, "seven"),
         # A job that kills each worker is given up; Ray tries it four times.
-        (jobs_of(objectives.product, [(8, 1)], cluster), executors.WorkerDied, "max_retries"),
+        (jobs_of(objectives.product, [(8, 1)], cluster), BrokenExecutor, "max_retries"),
         (jobs_of(one, [({},)], cluster), ValueError, "import one"),
         (lambda: search.run_parallel(random(SPACE, batch=1), one, key, executor=cluster), ValueError, "one"),
     )

@@ -54,18 +54,13 @@ class GaussianProcess:
         check_numbers(self, "learning_rate", "scale", "signal", "slope", "noise", "spread", above=0)
 
     def fit(self, key: jax.Array, inputs: Any, targets: jax.Array, mask: jax.Array) -> dict[str, Any]:
-        """The fitted process, a pytree for `predict`.
+        """Returns the fitted process, a pytree for `predict`.
 
         Args:
           key: a typed key; not used, since predictors share this signature.
           inputs: a pytree of arrays [N, ...], the groups; rows not in use may hold anything.
           targets: [N], higher is better; NaN and infinities are rows not in use.
           mask: bool [N], the rows in use.
-
-        Raises:
-          TypeError: not a typed key.
-          ValueError: shapes or dtypes that do not fit or, outside jit, fewer than two points, or NaN or
-            infinity among the inputs in use.
         """
         check_key(key)
         targets, mask = prepare(targets, mask, self.ranks)
@@ -95,13 +90,9 @@ class GaussianProcess:
         return fitted | {"hyper": hyper, "factor": factor, "weights": weights}
 
     def predict(self, fitted: dict[str, Any], inputs: Any) -> tuple[jax.Array, jax.Array]:
-        """Means and standard deviations (without noise) float32 [M] of inputs [M, ...].
+        """Returns means and standard deviations (without noise) float32 [M] of inputs [M, ...].
 
         In the units of the transformed targets, which are monotone in the targets.
-
-        Raises:
-          TypeError: `fitted` is not what `fit` returned.
-          ValueError: inputs of other widths than those fitted to or, outside jit, NaN or infinity in them.
         """
         groups = matrices(inputs)
         check_fitted(fitted, "inputs", groups)

@@ -58,7 +58,7 @@ class MlpEnsemble:
         check_numbers(self, "decay", "ranking", least=0)
 
     def fit(self, key: jax.Array, inputs: Any, targets: jax.Array, mask: jax.Array) -> dict[str, Any]:
-        """The fitted ensemble, a pytree for `predict`; arguments and errors as in `GaussianProcess`."""
+        """Returns the fitted ensemble, a pytree for `predict`; arguments as in `GaussianProcess`."""
         check_key(key)
         targets, mask = prepare(targets, mask, self.ranks)
         groups, weight = matrices(inputs), mask.astype(jnp.float32)
@@ -87,14 +87,7 @@ class MlpEnsemble:
         return {"members": members, "mean": mean, "scale": scale}
 
     def predict(self, fitted: dict[str, Any], inputs: Any) -> tuple[jax.Array, jax.Array]:
-        """The members' means and standard deviations float32 [M] of inputs [M, ...].
-
-        In the units of the transformed targets, which are monotone in the targets.
-
-        Raises:
-          TypeError: `fitted` is not what `fit` returned.
-          ValueError: inputs of other widths than those fitted to or, outside jit, NaN or infinity in them.
-        """
+        """Returns the members' means and standard deviations float32 [M]; as `GaussianProcess.predict`."""
         groups = matrices(inputs)
         check_fitted(fitted, "mean", groups)
         x = columns(groups, fitted["mean"], fitted["scale"])

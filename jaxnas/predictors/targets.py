@@ -8,7 +8,7 @@ import numpy as np
 
 
 def rank_normal(targets: jax.Array, mask: jax.Array) -> jax.Array:
-    """The standard normal quantiles of the ranks of the targets in use, float32 [N].
+    """Returns the standard normal quantiles of the ranks of the targets in use, float32 [N].
 
     Equal targets share the mean of their ranks; rows not in use get 0, whatever they hold. The order
     of the targets alone decides, so neither their unit nor an outlier matters.
@@ -25,7 +25,7 @@ def _count(there: jax.Array, axis: int | None = None) -> jax.Array:
 
 
 def standardize(targets: jax.Array, mask: jax.Array) -> jax.Array:
-    """The targets in use with mean 0 and standard deviation 1, float32 [N]; others are 0."""
+    """Returns the targets in use with mean 0 and standard deviation 1, float32 [N]; others are 0."""
     clean = jnp.where(mask, targets, 0.0).astype(jnp.float32)
     count = jnp.maximum(_count(mask), 1)
     centered = jnp.where(mask, clean - clean.sum() / count, 0.0)
@@ -33,20 +33,16 @@ def standardize(targets: jax.Array, mask: jax.Array) -> jax.Array:
 
 
 def prepare(targets: Any, mask: Any, ranks: bool) -> tuple[jax.Array, jax.Array]:
-    """The transformed targets, float32 [N], and the mask without the rows whose target is no finite number.
+    """Returns the transformed targets, float32 [N], and the mask without rows whose target is not finite.
 
     Raises:
-      ValueError: the shapes differ, the targets are no numbers, the mask holds no bools or, outside jit,
-        fewer than two rows are in use.
+      ValueError: shapes that differ, other dtypes or, outside jit, fewer than two rows in use.
     """
-    if not _numeric(targets) or _dtype(mask) != np.bool_:
+    known = _dtype(mask) == np.bool_ and _numeric(targets) and jnp.ndim(targets) == 1
+    if not known or jnp.shape(mask) != jnp.shape(targets):
         raise ValueError(
             f"fit: targets are {_described(targets)} and mask is {_described(mask)}, expected a number and a "
             "bool for each row, float [N] and bool [N]."
-        )
-    if jnp.ndim(targets) != 1 or jnp.shape(mask) != jnp.shape(targets):
-        raise ValueError(
-            f"fit: targets and mask must both be [N], got {jnp.shape(targets)} and {jnp.shape(mask)}."
         )
     targets, mask = jnp.asarray(targets, jnp.float32), jnp.asarray(mask, bool)
     mask = mask & jnp.isfinite(targets)
@@ -59,22 +55,14 @@ def prepare(targets: Any, mask: Any, ranks: bool) -> tuple[jax.Array, jax.Array]
 
 
 def check_key(key: Any) -> None:
-    """Checks that a key is one typed key.
-
-    Raises:
-      TypeError: it is something else.
-    """
+    """Checks that a key is one typed key; raises TypeError."""
     if not isinstance(key, jax.Array) or not jnp.issubdtype(key.dtype, jax.dtypes.prng_key) or key.shape:
         what = _described(key) if hasattr(key, "dtype") else repr(key)
         raise TypeError(f"fit: key is {what}, expected one typed key, such as jax.random.key(0).")
 
 
 def matrices(inputs: Any) -> list[jax.Array]:
-    """The leaves of inputs [N, ...] as matrices float32 [N, F].
-
-    Raises:
-      ValueError: a leaf that is no array of numbers, or that has no axis beside that of the rows.
-    """
+    """Returns the leaves of inputs [N, ...] as matrices float32 [N, F]; raises ValueError for other ones."""
     leaves = jax.tree.leaves(inputs)
     for number, leaf in enumerate(leaves):
         if not hasattr(leaf, "dtype") or not _numeric(leaf) or leaf.ndim < 2:
@@ -101,12 +89,7 @@ def _described(values: Any) -> str:
 
 
 def check_inputs(groups: list[jax.Array], mask: jax.Array) -> None:
-    """Checks the groups of inputs [N, F] of the rows in use.
-
-    Raises:
-      ValueError: there are none, they have another number of rows than the mask, [N], or, outside jit,
-        something in them is NaN or infinite.
-    """
+    """Checks that groups of inputs [N, F] fit a mask [N] and, outside jit, are finite in the rows in use."""
     if not groups:
         raise ValueError("fit: the inputs hold no arrays; pass the features of the architectures.")
     for number, group in enumerate(groups):
@@ -129,17 +112,7 @@ def _check_finite(what: str, group: jax.Array, mask: jax.Array | np.ndarray, adv
 
 
 def check_fitted(fitted: Any, points: str, groups: list[jax.Array]) -> None:
-    """Checks what is predicted of.
-
-    Args:
-      fitted: as `fit` returned it, with arrays [..., F] under a name.
-      points: that name.
-      groups: the inputs of the prediction, [M, F].
-
-    Raises:
-      TypeError: fitted is something else.
-      ValueError: inputs of other widths F or, outside jit, with NaN or infinity.
-    """
+    """Checks that `fitted` has arrays [..., F] named `points`, and that groups [M, F] are as wide."""
     if not isinstance(fitted, dict) or points not in fitted:
         raise TypeError(
             f"predict: fitted is a {type(fitted).__name__}, expected what fit of the same predictor returned."

@@ -14,8 +14,6 @@ from jaxnas.predictors.fitting import columns, descend, scaling
 from jaxnas.predictors.gp import GaussianProcess
 from jaxnas.predictors.targets import check_fitted, check_inputs, check_key, matrices, prepare
 
-_COUNTS = ("kinds", "places", "width", "heads", "layers", "outputs", "members", "steps", "batch")
-
 
 class Encoder(nn.Module):
     """A Transformer encoder from tokens to one vector, and from that to structural properties.
@@ -57,7 +55,80 @@ class Encoder(nn.Module):
 
 
 @dataclasses.dataclass(frozen=True)
-class TransformerPredictor:
+class _Ensemble:
+    """What both predictors have: the sizes of their encoders, and how these are trained.
+
+    Attributes:
+      kinds, places: upper bounds of the tokens' values.
+      width, heads, layers, outputs: of an encoder.
+      members: of the ensemble; they differ in their initial weights and their batches.
+      steps, batch, learning_rate: of the training; the rate falls along a cosine.
+      structure: whether to predict from the features beside the learned vectors.
+    """
+
+    kinds: int
+    places: int
+    width: int = 32
+    heads: int = 2
+    layers: int = 2
+    outputs: int = 32
+    members: int = 2
+    steps: int = 2000
+    batch: int = 128
+    learning_rate: float = 2e-3
+    structure: bool = True
+
+    def __post_init__(self):
+        check_counts(self, "kinds", "places", "width", "heads", "layers", "outputs")
+        check_counts(self, "members", "steps", "batch")
+        check_numbers(self, "learning_rate", above=0)
+        if self.width % self.heads:
+            raise ValueError(
+                f"{type(self).__name__}: width is {self.width}, expected a multiple of {self.heads} heads."
+            )
+
+    def _encoder(self, properties: int) -> Encoder:
+        return Encoder(self.kinds, self.places, properties, self.width, self.heads, self.layers, self.outputs)
+
+    def _rate(self) -> optax.Schedule:
+        return optax.cosine_decay_schedule(self.learning_rate, self.steps)
+
+    def _inputs(self, inputs: Any, features: bool) -> tuple[dict[str, jax.Array], list[jax.Array]]:
+        """The tokens of inputs, and their features as matrices [N, F], [] where they are not needed.
+
+        Raises:
+          ValueError: they lack something, or the tokens have other shapes or dtypes or, outside jit, numbers
+            that the predictor has no vectors for.
+        """
+        kind = type(self).__name__
+        needed = ["tokens", *(["features"] if features else [])]
+        if not isinstance(inputs, dict) or any(name not in inputs for name in needed):
+            raise ValueError(f"{kind}: expected inputs with {' and '.join(needed)} by name.")
+        tokens, bounds = inputs["tokens"], {"kind": (-1, self.kinds), "place": (0, self.places)}
+        names = (*bounds, "segment")
+        shapes = {
+            name: np.shape(tokens[name]) for name in names if isinstance(tokens, dict) and name in tokens
+        }
+        integers = all(jnp.issubdtype(jnp.asarray(tokens[name]).dtype, jnp.integer) for name in shapes)
+        if len(shapes) < 3 or len(set(shapes.values())) > 1 or len(shapes["kind"]) != 2 or not integers:
+            raise ValueError(
+                f"{kind}: the tokens have the shapes {shapes}, expected {', '.join(names)} as integers "
+                "[N, T] each: jax.vmap(predictors.tokens(space))(archs)."
+            )
+        for name, (low, high) in bounds.items():
+            values = tokens[name]
+            if isinstance(values, jax.core.Tracer) or not values.size:
+                continue
+            if values.min() < low or values.max() >= high:
+                raise ValueError(
+                    f"{kind}: the tokens' {name} is from {values.min()} to {values.max()}, expected {low} to "
+                    f"{high - 1}, since {name}s is {high}."
+                )
+        return tokens, matrices(inputs["features"]) if features else []
+
+
+@dataclasses.dataclass(frozen=True)
+class TransformerPredictor(_Ensemble):
     """An ensemble of Transformers that learned the space without scores, and a Gaussian process.
 
     `pretrain` teaches the encoders to tell an architecture's structural properties (its `features`)
@@ -74,52 +145,27 @@ class TransformerPredictor:
     arrays [N, ...].
 
     Attributes:
-      kinds, places: upper bounds of the tokens' values.
-      width, heads, layers, outputs: of an encoder.
-      members: of the ensemble.
-      steps, batch, learning_rate: of Adam in `pretrain`; the rate falls along a cosine.
-      structure: whether the process sees the features too, or the learned vectors alone.
       process: the Gaussian process; each member's vector is one of its groups. Another predictor may
         stand here: `MlpEnsemble(ranking=1.0)` trains a ranking loss on the vectors.
     """
 
-    kinds: int
-    places: int
-    width: int = 32
-    heads: int = 2
-    layers: int = 2
-    outputs: int = 32
-    members: int = 2
-    steps: int = 2000
-    batch: int = 128
-    learning_rate: float = 2e-3
-    structure: bool = True
     process: Any = GaussianProcess()
 
     def __post_init__(self):
-        _check_settings(self)
+        super().__post_init__()
         check_methods(self, "process", ("fit", "predict"), "GaussianProcess()")
 
-    def _encoder(self, properties: int) -> Encoder:
-        return Encoder(self.kinds, self.places, properties, self.width, self.heads, self.layers, self.outputs)
-
     def pretrain(self, key: jax.Array, inputs: Any) -> Any:
-        """The encoders' weights, a pytree with a leading axis of members.
+        """Returns the encoders' weights, a pytree with a leading axis of members.
 
         Inputs are those of unlabeled architectures [N, ...]; the loss is the squared error of the
         features, each group counting the same. Pure; under jit it is one program.
-
-        Raises:
-          TypeError: not a typed key.
-          ValueError: inputs without tokens or features, or not as `fit` of `SupervisedTransformer` says.
         """
         check_key(key)
-        _check_inputs(self, inputs, features=True)
-        groups = matrices(inputs["features"])
+        tokens, groups = self._inputs(inputs, features=True)
         scaled = [(x - x.mean(0)[None]) / jnp.sqrt(jnp.sum(x.var(0)) + 1e-6) for x in groups]
         aims = jnp.concatenate(scaled, 1)
-        tokens, encoder = inputs["tokens"], self._encoder(aims.shape[1])
-        optimizer = optax.adam(optax.cosine_decay_schedule(self.learning_rate, self.steps))
+        encoder, optimizer = self._encoder(aims.shape[1]), optax.adam(self._rate())
 
         def member(key):
             init_key, key = jax.random.split(key)
@@ -136,26 +182,21 @@ class TransformerPredictor:
         return jax.vmap(member)(jax.random.split(key, self.members))
 
     def encode(self, weights: Any, inputs: Any) -> dict[str, Any]:
-        """Inputs for `fit` and `predict`: vectors float32 [N, outputs], and the features."""
-        _check_inputs(self, inputs, features=True)
-        properties = sum(group.shape[1] for group in matrices(inputs["features"]))
-        encoder = self._encoder(properties)
-        vectors = jax.lax.map(lambda one: encoder.apply(one, inputs["tokens"])[0], weights)
+        """Returns inputs for `fit` and `predict`: vectors float32 [N, outputs], and the features."""
+        tokens, groups = self._inputs(inputs, features=True)
+        encoder = self._encoder(sum(group.shape[1] for group in groups))
+        vectors = jax.lax.map(lambda one: encoder.apply(one, tokens)[0], weights)
         encoded: dict[str, Any] = {"vectors": list(vectors)}
         return encoded | ({"features": inputs["features"]} if self.structure else {})
 
     def fit(self, key: jax.Array, inputs: Any, targets: jax.Array, mask: jax.Array) -> dict[str, Any]:
-        """The fitted process; as `GaussianProcess.fit`, on what `encode` returned.
-
-        Raises:
-          ValueError: inputs that are not encoded, or as `GaussianProcess.fit`.
-        """
+        """Returns the fitted process; as `GaussianProcess.fit`, on what `encode` returned."""
         if not isinstance(inputs, dict) or "vectors" not in inputs:
             raise ValueError("fit: inputs without vectors; pass what encode(weights, inputs) returns.")
         return self.process.fit(key, inputs, targets, mask)
 
     def predict(self, fitted: dict[str, Any], inputs: Any) -> tuple[jax.Array, jax.Array]:
-        """Means and standard deviations float32 [M]; as `GaussianProcess.predict`."""
+        """Returns means and standard deviations float32 [M]; as `GaussianProcess.predict`."""
         return self.process.predict(fitted, inputs)
 
 
@@ -180,7 +221,7 @@ class Start:
 
 
 @dataclasses.dataclass(frozen=True)
-class SupervisedTransformer:
+class SupervisedTransformer(_Ensemble):
     """An ensemble of Transformers trained end to end on scores, by regression and by ranking.
 
     The loss is `regression` times the squared error plus `ranking` times the logistic loss of all
@@ -197,36 +238,24 @@ class SupervisedTransformer:
         mean, std = predictor.predict(fitted, {"tokens": tokens, "features": features})
 
     Attributes:
-      kinds, places: upper bounds of the tokens' values.
-      width, heads, layers, outputs: of an encoder.
-      members: of the ensemble.
       ranking, regression: weights of the losses; 0 leaves one out.
-      steps, batch, learning_rate, decay: of AdamW; the rate falls along a cosine. Batches are drawn
-        from the points in use, with replacement.
-      structure: whether the head sees the features beside the learned vector.
+      decay: of AdamW. Batches are drawn from the points in use, with replacement.
       ranks: fit normal quantiles of ranks; else standardized targets.
       start: weights of the encoders to start from, of as many members; None for random ones.
     """
 
-    kinds: int
-    places: int
-    width: int = 32
-    heads: int = 2
-    layers: int = 2
-    outputs: int = 32
     members: int = 3
-    ranking: float = 1.0
-    regression: float = 1.0
     steps: int = 150
     batch: int = 64
     learning_rate: float = 1e-3
+    ranking: float = 1.0
+    regression: float = 1.0
     decay: float = 1e-2
-    structure: bool = True
     ranks: bool = True
     start: Start | None = None
 
     def __post_init__(self):
-        _check_settings(self)
+        super().__post_init__()
         check_numbers(self, "decay", "ranking", "regression", least=0)
         if self.ranking + self.regression == 0:
             raise ValueError(
@@ -235,13 +264,10 @@ class SupervisedTransformer:
         if self.start is not None:
             count = len(jax.tree.leaves(self.start.weights)[0])
             if count != self.members:
-                raise ValueError(
-                    f"SupervisedTransformer: start has the weights of {count} members, "
-                    f"expected {self.members}; pretrain as many."
-                )
+                raise ValueError(f"SupervisedTransformer: start has weights of {count} members.")
 
     def fit(self, key: jax.Array, inputs: Any, targets: jax.Array, mask: jax.Array) -> dict[str, Any]:
-        """The trained members, a pytree for `predict`.
+        """Returns the trained members, a pytree for `predict`.
 
         Args:
           key: a typed key.
@@ -249,23 +275,18 @@ class SupervisedTransformer:
             `structure`, "features": a pytree of arrays [N, ...].
           targets: scores, float [N]; higher is better.
           mask: the rows in use, bool [N]; what the others hold does not matter.
-
-        Raises:
-          TypeError: not a typed key.
-          ValueError: inputs without tokens (or features), tokens of other shapes and dtypes or, outside jit,
-            beyond `kinds` and `places`, fewer than two points, or NaN or infinity among the features in use.
         """
         check_key(key)
         targets, mask = prepare(targets, mask, self.ranks)
-        groups = self._groups(inputs)
+        tokens, groups = self._inputs(inputs, self.structure)
         if groups:
             check_inputs(groups, mask)
         count = jnp.maximum(mask.sum(dtype=jnp.float32), 1.0)
         mean, scale = scaling(groups, mask)
-        tokens, features = inputs["tokens"], self._features(inputs, mean, scale)
+        features = self._features(tokens, groups, mean, scale)
         model, used = self._scorer(), jnp.argsort(~mask, stable=True)  # rows in use come first
-        rate = optax.cosine_decay_schedule(self.learning_rate, self.steps)
-        optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(rate, weight_decay=self.decay))
+        adam = optax.adamw(self._rate(), weight_decay=self.decay)
+        optimizer = optax.chain(optax.clip_by_global_norm(1.0), adam)
 
         def member(key: jax.Array, start: Any) -> Any:
             init_key, key = jax.random.split(key)
@@ -292,18 +313,16 @@ class SupervisedTransformer:
         return {"members": members, "mean": mean, "scale": scale}
 
     def predict(self, fitted: dict[str, Any], inputs: Any) -> tuple[jax.Array, jax.Array]:
-        """The members' means and standard deviations float32 [M] of inputs [M, ...].
+        """Returns the members' means and standard deviations float32 [M] of inputs [M, ...].
 
         In the units of the transformed targets, which are monotone in the targets.
-
-        Raises:
-          TypeError, ValueError: as `fit`, and as `MlpEnsemble.predict`.
         """
-        check_fitted(fitted, "mean", self._groups(inputs))
-        features, model = self._features(inputs, fitted["mean"], fitted["scale"]), self._scorer()
+        tokens, groups = self._inputs(inputs, self.structure)
+        check_fitted(fitted, "mean", groups)
+        features, model = self._features(tokens, groups, fitted["mean"], fitted["scale"]), self._scorer()
 
         def member(one: Any) -> jax.Array:
-            told = jnp.asarray(model.apply(one["params"], inputs["tokens"], features))
+            told = jnp.asarray(model.apply(one["params"], tokens, features))
             return (told - one["level"]) / one["spread"]
 
         told = jax.lax.map(member, fitted["members"])
@@ -321,38 +340,22 @@ class SupervisedTransformer:
         return {"level": level, "spread": jnp.sqrt(square + 1e-6)}
 
     def _scorer(self) -> Scorer:
-        return Scorer(Encoder(self.kinds, self.places, 1, self.width, self.heads, self.layers, self.outputs))
+        return Scorer(self._encoder(1))
 
-    def _groups(self, inputs: Any) -> list[jax.Array]:
-        _check_inputs(self, inputs, features=self.structure, otherwise=" (or structure=False)")
-        return matrices(inputs["features"]) if self.structure else []
-
-    def _features(self, inputs: Any, mean: list, scale: list) -> jax.Array:
+    def _features(self, tokens: Any, groups: list, mean: list, scale: list) -> jax.Array:
         """The features float32 [N, F], each group centered and scaled as a whole; F is 0 without any."""
-        if not (groups := self._groups(inputs)):
-            return jnp.zeros((jax.tree.leaves(inputs["tokens"])[0].shape[0], 0), jnp.float32)
-        return columns(groups, mean, scale)
+        rows = tokens["kind"].shape[0]
+        return columns(groups, mean, scale) if groups else jnp.zeros((rows, 0), jnp.float32)
 
     def _started(self, params: Any, start: Any) -> Any:
         """The weights with the encoder's taken from another, less its head of properties."""
         own, given = params["params"]["encoder"], start["params"]
-        if jax.tree.structure(own) != jax.tree.structure(given):
-            raise ValueError(
-                "SupervisedTransformer: start holds the weights of another encoder; "
-                "pretrain one of the same width, heads, layers and outputs."
-            )
+        if own.keys() != given.keys():
+            raise ValueError("SupervisedTransformer: start holds the weights of another encoder.")
         head = max(int(name.split("_")[1]) for name in own if name.startswith("Dense_"))
-        names = {f"Dense_{head - 1}", f"Dense_{head}"}
-        kept = {name: own[name] if name in names else given[name] for name in own}
-        wrong = [
-            name for name in own if jax.tree.map(jnp.shape, kept[name]) != jax.tree.map(jnp.shape, own[name])
-        ]
-        if wrong:
-            raise ValueError(
-                f"SupervisedTransformer: the start's {', '.join(wrong)} are of other sizes "
-                "than the encoder's; pretrain one of the same width, heads, layers and "
-                "outputs."
-            )
+        kept = given | {name: own[name] for name in (f"Dense_{head - 1}", f"Dense_{head}")}
+        if jax.tree.map(jnp.shape, kept) != jax.tree.map(jnp.shape, own):
+            raise ValueError("SupervisedTransformer: start holds weights of other sizes than the encoder's.")
         return {"params": params["params"] | {"encoder": kept}}
 
 
@@ -361,55 +364,3 @@ def ranking_loss(told: jax.Array, aims: jax.Array) -> jax.Array:
     higher = (aims[:, None] > aims[None, :]).astype(jnp.float32)
     wrong = jax.nn.softplus(told[None, :] - told[:, None])
     return jnp.sum(higher * wrong) / jnp.maximum(higher.sum(), 1.0)
-
-
-def _check_settings(predictor: Any) -> None:
-    """Checks the sizes of a Transformer's encoder and of its training; raises ValueError."""
-    check_counts(predictor, *_COUNTS)
-    check_numbers(predictor, "learning_rate", above=0)
-    if predictor.width % predictor.heads:
-        raise ValueError(
-            f"{type(predictor).__name__}: width is {predictor.width}, expected a multiple of the "
-            f"{predictor.heads} heads."
-        )
-
-
-def _check_inputs(predictor: Any, inputs: Any, features: bool, otherwise: str = "") -> None:
-    """Checks that inputs have tokens, and features if these are needed.
-
-    Args:
-      predictor: that gets them.
-      inputs: of the architectures.
-      features: whether features are needed.
-      otherwise: what else could be done where only these are missing, as the end of the message.
-
-    Raises:
-      ValueError: they lack something, or the tokens have other shapes or dtypes or, outside jit, numbers that
-        the predictor has no vectors for.
-    """
-    kind = type(predictor).__name__
-    needed = ["tokens", *(["features"] if features else [])]
-    missing = [name for name in needed if not isinstance(inputs, dict) or name not in inputs]
-    if missing:
-        raise ValueError(
-            f"{kind}: inputs lack {' and '.join(missing)}; expected a dict of {' and '.join(needed)}"
-            f"{otherwise if missing == ['features'] else ''}."
-        )
-    tokens, bounds = inputs["tokens"], {"kind": (-1, predictor.kinds), "place": (0, predictor.places)}
-    names = (*bounds, "segment")
-    shapes = {name: np.shape(tokens[name]) for name in names if isinstance(tokens, dict) and name in tokens}
-    integers = all(jnp.issubdtype(jnp.asarray(tokens[name]).dtype, jnp.integer) for name in shapes)
-    if len(shapes) < len(names) or len(set(shapes.values())) > 1 or len(shapes["kind"]) != 2 or not integers:
-        raise ValueError(
-            f"{kind}: the tokens have the shapes {shapes}, expected {', '.join(names)} as integers [N, T] "
-            "each: jax.vmap(predictors.tokens(space))(archs)."
-        )
-    for name, (low, high) in bounds.items():
-        if isinstance(tokens[name], jax.core.Tracer):
-            continue
-        values = np.asarray(tokens[name])
-        if values.size and (values.min() < low or values.max() >= high):
-            raise ValueError(
-                f"{kind}: the tokens' {name} is from {values.min()} to {values.max()}, expected {low} to "
-                f"{high - 1}, since {name}s is {high}."
-            )

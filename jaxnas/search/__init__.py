@@ -7,7 +7,6 @@ from jaxnas.search.listed import Listed
 from jaxnas.search.local_search import LocalSearch
 from jaxnas.search.nsga2 import NSGA2
 from jaxnas.search.parallel import run_parallel
-from jaxnas.search.pending import begin_evaluation, end_evaluation
 from jaxnas.search.perturbation import perturbation
 from jaxnas.search.policies import SoftmaxPolicy, TransformerPolicy
 from jaxnas.search.predictor_guided import PredictorGuided
@@ -23,14 +22,11 @@ from jaxnas.search.space_evolution import (
     EvolvedSpace,
     Shift,
     ShiftRule,
-    decompose,
     et_error,
     evolve_space,
-    fit_line,
     shift_options,
 )
-from jaxnas.search.state import State, ranking
-from jaxnas.search.strategy import Pool, Strategy
+from jaxnas.search.strategy import Pool, State, Strategy, begin_evaluation, end_evaluation, ranking
 from jaxnas.search.successive_halving import Hyperband, SuccessiveHalving
 
 __all__ = [
@@ -63,11 +59,9 @@ __all__ = [
     "candidates",
     "check_bounds",
     "check_strategy",
-    "decompose",
     "end_evaluation",
     "et_error",
     "evolve_space",
-    "fit_line",
     "knapsack",
     "perturbation",
     "pruning",

@@ -1,4 +1,4 @@
-"""Bounds on costs: which values are reachable, and refusing what is not before a search starts."""
+"""Bounds on costs: the values that are reachable, which are checked before a search starts."""
 
 import functools
 import math
@@ -20,41 +20,37 @@ _ATTEMPTS = 100  # Rounds of the walk towards bounds, of 1,024 architectures eac
 
 
 def normalize(bounds: Any) -> Bounds:
-    """Bounds {name: (min | None, max | None)} as a hashable tuple of (name, min, max).
+    """Returns bounds {name: (min | None, max | None)} as a hashable tuple of (name, min, max).
 
     Raises:
       TypeError: neither a dict nor what this function returns.
       ValueError: a pair is not one, holds no numbers, or its minimum is above its maximum.
     """
-    items: Any = () if bounds is None else bounds
     if isinstance(bounds, Mapping):
-        items = tuple(
+        bounds = [
             (name, *pair) if isinstance(pair, tuple | list) else (name, pair) for name, pair in bounds.items()
-        )
-    whole = isinstance(items, tuple) and all(isinstance(item, tuple) and item for item in items)
-    if not whole or not all(isinstance(item[0], str) for item in items):
+        ]
+    items = () if bounds is None else bounds
+    if not isinstance(items, tuple | list) or not all(isinstance(x, tuple) and x for x in items):
         raise TypeError(
             f"bounds: got {bounds!r}, expected {{name of a cost: (min, max)}}, such as "
             "{'params': (None, 1_000_000)}."
         )
-    for item in items:
-        name, limits = item[0], item[1:]
-        ok = len(limits) == 2 and all(
-            x is None or (isinstance(x, int | float | np.number) and not math.isnan(x)) for x in limits
-        )
-        if not ok:
+    for name, *limits in items:
+        numbers = all(isinstance(x, int | float | np.number | None) and not x != x for x in limits)
+        if not numbers or len(limits) != 2:
             raise ValueError(
-                f"bounds: {name!r} is {limits}, expected (min, max), each a number or None for no bound."
+                f"bounds: {name!r} is {tuple(limits)}, expected (min, max), each a number or None."
             )
         if None not in limits and limits[0] > limits[1]:
             raise ValueError(
                 f"bounds: {name!r} has its minimum {_text(limits[0])} above its maximum {_text(limits[1])}."
             )
-    return tuple((item[0], item[1], item[2]) for item in items)
+    return tuple((name, low, high) for name, low, high in items)
 
 
 def within(bounds: Bounds, costs: Mapping[str, jax.Array]) -> jax.Array:
-    """Whether costs keep all bounds, bool of their shape; for use under jit and vmap."""
+    """Returns whether costs keep all bounds, bool of their shape; for use under jit and vmap."""
     inside = jnp.ones(next(iter(costs.values())).shape if costs else (), bool)
     for name, low, high in bounds:
         value = costs[name]
@@ -76,16 +72,12 @@ def _as(value: jax.Array, bound: float, rounding: Callable[[float], int]) -> jax
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def costs_of(space: Space, cost: Cost, codes: jax.Array) -> dict[str, jax.Array]:
-    """The costs of encoded architectures [n, space.length] as arrays [n]."""
+    """Returns the costs of encoded architectures [n, space.length] as arrays [n]."""
     return dict(jax.vmap(lambda code: check_costs(cost(space.decode(code))))(codes))
 
 
 def check_costs(costs: Any) -> Mapping[str, Any]:
-    """What a cost function returned of one architecture.
-
-    Raises:
-      TypeError: no dict of numbers by name.
-    """
+    """Returns what a cost function gave for one architecture; raises TypeError for no numbers by name."""
     numbers = isinstance(costs, Mapping) and all(
         isinstance(name, str) and isinstance(x, int | float | np.number | np.ndarray | jax.Array)
         for name, x in costs.items()
@@ -99,7 +91,7 @@ def check_costs(costs: Any) -> Mapping[str, Any]:
 
 
 def feasible(space: Space, cost: Cost | None, bounds: Bounds, codes: jax.Array) -> jax.Array:
-    """Which of the encoded architectures [n, space.length] keep the bounds, bool [n]."""
+    """Returns which of the encoded architectures [n, space.length] keep the bounds, bool [n]."""
     if not bounds:
         return jnp.ones(codes.shape[:1], bool)
     return within(bounds, costs_of(space, cost, codes))
@@ -107,7 +99,7 @@ def feasible(space: Space, cost: Cost | None, bounds: Bounds, codes: jax.Array) 
 
 @functools.lru_cache(maxsize=32)
 def catalog(space: Space) -> np.ndarray | None:
-    """The codes of all architectures of a small space, int32 [n, length]; None of a large one."""
+    """Returns the codes of all architectures of a small space, int32 [n, length]; None of a large one."""
     if space.cardinality > _ENUMERATED:
         return None
     with jax.ensure_compile_time_eval():
@@ -134,20 +126,16 @@ _neighbors = jax.jit(neighbors, static_argnums=0)
 
 
 def reachable(space: Space, cost: Cost) -> dict[str, tuple]:
-    """The least and the greatest value of each cost over the space.
+    """Returns the least and the greatest value of each cost over the space, {name: (min, max)}.
 
-    Exact for spaces of up to 20,000 architectures, which are all costed. In larger ones, for each
-    cost: from the best of the smallest, the largest and 1,024 random architectures, the element
-    that helps most is changed until none helps. That is exact for a cost that rises with each
-    decision whatever the others (params, macs), or is a sum over decisions; for others the true
-    range may be wider.
+    Exact for spaces of up to 20,000 architectures, which are all costed. In larger ones, for each cost: from
+    the best of the smallest, the largest and 1,024 random architectures, the element that helps most is
+    changed until none helps. That is exact for a cost that rises with each decision whatever the others
+    (params, macs), or is a sum over decisions; for others the true range may be wider.
 
     Args:
       space: the search space.
       cost: a function from an architecture to {name: number}, traceable.
-
-    Returns:
-      {name: (min, max)}, as plain numbers.
     """
     with jax.ensure_compile_time_eval():
         codes = catalog(space)
@@ -188,18 +176,13 @@ def _climb(space: Space, cost: Cost, name: str, code: jax.Array, sign: int) -> i
 def check_bounds(space: Space, cost: Cost | None, bounds: Any) -> np.ndarray:
     """Finds some architectures within the bounds, before any search.
 
-    Args:
-      space: the search space.
-      cost: a function from an architecture to {name: number}, traceable.
-      bounds: {name: (min | None, max | None)}.
-
     Returns:
       Their codes, int32 [n, length] with n from 1 to 64.
 
     Raises:
-      ValueError: there is no cost of that name, a bound lies outside the reachable range (which the
-        message has), or nothing was found between the bounds: by listing a small space, otherwise
-        by a walk towards the bounds over 100 x 1,024 architectures.
+      ValueError: there is no cost of that name, a bound lies outside the reachable range (which the message
+        has), or nothing was found between the bounds: by listing a small space, otherwise by a walk towards
+        the bounds over 100 x 1,024 architectures.
     """
     with jax.ensure_compile_time_eval():
         return _find(space, cost, normalize(bounds))
@@ -221,22 +204,14 @@ def _find(space: Space, cost: Cost | None, bounds: Bounds) -> np.ndarray:
                 f"bounds: {name!r} is not a cost{nearest(name, ranges)} The costs are {list(ranges)}."
             )
         least, most = ranges[name]
-        asked = ""
-        if high is not None and high < least:
-            asked = f"at most {_text(high)}"
-        elif low is not None and low > most:
-            asked = f"at least {_text(low)}"
-        if asked:
+        below, above = high is not None and high < least, low is not None and low > most
+        if below or above:
+            asked = f"at most {_text(high or 0)}" if below else f"at least {_text(low or 0)}"
             # Of a space that is too large to be listed, the range is what a climb found.
-            none = (
-                "no architecture has"
-                if catalog(space) is not None
-                else ("no architecture was found that has")
-            )
+            found = "no architecture has" if catalog(space) is not None else "no architecture was found with"
             raise ValueError(
-                f"bounds: {none} {name} of {asked}; this space reaches "
-                f"from {_text(least)} to {_text(most)}. Change the bound or the "
-                "space."
+                f"bounds: {found} {name} of {asked}; the space reaches {_text(least)} to {_text(most)}. "
+                "Change the bound or the space."
             )
     codes, tried = catalog(space), space.cardinality
     if codes is not None:
@@ -251,18 +226,19 @@ def _find(space: Space, cost: Cost | None, bounds: Bounds) -> np.ndarray:
         ", ".join(f"{name} {_text(costs[name][row].item())}" for name, *_ in bounds) for row in order[:200]
     ]
     close = "; ".join(list(dict.fromkeys(seen))[:3])
-    asked = " and ".join(
-        f"{name} from {_text(ranges[name][0] if low is None else low)} to "
-        f"{_text(ranges[name][1] if high is None else high)}"
-        for name, low, high in bounds
-    )
-    spans = ", ".join(
-        f"{name} from {_text(ranges[name][0])} to {_text(ranges[name][1])}" for name, *_ in bounds
+    unbounded = tuple((name, None, None) for name, *_ in bounds)
+    asked, spans = (
+        ", ".join(
+            f"{name} from {_text(ranges[name][0] if low is None else low)} to "
+            f"{_text(ranges[name][1] if high is None else high)}"
+            for name, low, high in each
+        )
+        for each in (bounds, unbounded)
     )
     how = "The space has none" if codes is not None else f"None found in {tried:,} attempts"
     raise ValueError(
-        f"bounds: no architecture with {asked}. {how}; the nearest have: {close}. The "
-        f"space reaches {spans}. Widen the bounds."
+        f"bounds: no architecture with {asked}. {how}; the nearest have: {close}. The space reaches {spans}. "
+        "Widen the bounds."
     )
 
 

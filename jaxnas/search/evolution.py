@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxnas.checks import check_counts, check_numbers
+from jaxnas.search.neighbors import mutants
 from jaxnas.search.proposals import propose
-from jaxnas.search.state import State, ranking
-from jaxnas.search.strategy import Strategy
+from jaxnas.search.strategy import State, Strategy, ranking
 from jaxnas.space import Arch
 
 
@@ -18,12 +18,10 @@ class Evolution(Strategy):
     """Evolution within bounds: mutation and crossover of the best of all generations.
 
     Use as `Strategy`. The first generation, or more of them, is random. Each later one has `mutations`
-    mutants of random parents and `crossovers` children of two random parents, completed by random ones;
-    the parents are the `parents` best of everything evaluated so far.
-
-    It follows the paper where the released code differs: the two probabilities are not swapped,
-    parents of any depth cross over (positions beyond the depth of one come from the other), the
-    last generation counts, and attempts are limited, so that it always ends.
+    mutants of random parents and `crossovers` children of two, completed by random ones; the parents are the
+    `parents` best of everything evaluated so far. It follows the paper where the released code differs: the
+    two probabilities are not swapped, parents of any depth cross over (positions beyond the depth of one come
+    from the other), the last generation counts, and attempts are limited.
 
     Attributes:
       population: how many a generation has: the batch. The paper evaluates 20 generations of 50.
@@ -75,8 +73,8 @@ class Evolution(Strategy):
         started = (usable > 0) & (state.size >= self.random_first)
         groups = []
         if self.mutations:
-            mutants = self._mutants(mutation_key, state, order, usable)
-            groups.append((mutants, jnp.where(started, self.mutations, 0)))
+            made = self._mutants(mutation_key, state, order, usable)
+            groups.append((made, jnp.where(started, self.mutations, 0)))
         if self.crossovers:
             children = self._children(crossover_key, state, order, usable)
             groups.append((children, jnp.where(started, self.crossovers, 0)))
@@ -96,14 +94,9 @@ class Evolution(Strategy):
             for name, choice in self.space.choices.items()
         }
 
-        def mutant(key, row):
-            arch = self.space.decode(jnp.maximum(state.codes[row], 0))  # -1: no parents yet
-            return self.space.encode(self.space.mutate(key, arch, probability))
-
         pick_key, key = jax.random.split(key)
-        n = 10 * self.mutations  # the official limit of attempts
-        first, _ = self._pick(pick_key, usable, n)
-        return jax.vmap(mutant)(jax.random.split(key, n), order[first])
+        first, _ = self._pick(pick_key, usable, 10 * self.mutations)  # the official limit of attempts
+        return mutants(self.space, key, state.codes[order[first]], probability)
 
     def _children(self, key, state, order, usable) -> jax.Array:
         def child(key, *rows):

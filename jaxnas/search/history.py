@@ -1,50 +1,111 @@
 """The history file of a search: one JSON line for each evaluated architecture.
 
 A line holds "index", "strategy" (the name of the search, since several may share a file), "generation",
-"architecture" (option values), the costs, "score" (null where the evaluation failed) and, of a strategy
-with fidelities, "fidelity" and "seconds"; the first line of a search also "settings". Its "digest" is of
-the line and of all lines of the same search before it, so that a changed line does not go unnoticed.
-
-Each generation is appended when it is told. What a killed process leaves of one is cut off when the
-search goes on.
+"architecture" (option values), the costs, "score" (null where the evaluation failed) and, of a strategy with
+fidelities, "fidelity" and "seconds"; the first line of a search also "settings". Its "digest" is that of the
+line and of the digest before, so that a changed or lost line does not go unnoticed.
 """
 
 import dataclasses
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from jaxnas import files
+from jaxnas import files, processes
 from jaxnas.search.strategy import Strategy
 
 Line = dict[str, Any]
-_FIRST = b'{"index": '  # What each line starts with.
+_FIRST = b'{"index": '  # the start of each line
 
 
-def read(path: str | os.PathLike, name: str) -> list[Line]:
-    """The lines of one search; [] if there is no file. A part of a line at the end is left out.
+class History:
+    """The lines of a search: those of its file are replayed, others are appended to it.
+
+    Attributes:
+      recorded: the lines of the file.
+      lines: those that the search has made so far, in order.
+      resumed: how many of these were taken from the file.
 
     Args:
-      path: of the file.
+      path: of the file; None for none.
       name: of the search.
+      settings: what `settings_of` says, and the objective.
+      evaluations: the budget.
 
     Raises:
       OSError: the file cannot be written, or its folder not be made.
-      ValueError: the path is a folder, the file is no history, or a line of the search was changed.
+      ValueError: a file that is damaged, or of another search.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike | None, name: str, settings: Mapping[str, Any], evaluations: int
+    ) -> None:
+        self.path, self.name, self.settings = path, name, settings
+        self.recorded: list[Line] = [] if path is None else read(path, name)
+        self.lines: list[Line] = []
+        self.resumed = 0
+        processes.wait("the history is read")  # before the first of several processes writes to it
+        _check_settings(self.recorded, settings, path)
+        if len(self.recorded) > evaluations:
+            raise ValueError(
+                f"{path} holds {len(self.recorded)} evaluations of this search, more than "
+                f"evaluations={evaluations}. Give at least {len(self.recorded)}."
+            )
+
+    def next(self, generation: int) -> list[Line]:
+        """Returns the recorded lines that come next, as far as they are of a generation."""
+        rest = self.recorded[len(self.lines) :]
+        count = next((i for i, line in enumerate(rest) if line["generation"] != generation), len(rest))
+        return rest[:count]
+
+    def add(self, lines: Sequence[Mapping[str, Any]]) -> None:
+        """Compares the lines of a generation with the recorded ones, or appends them to the file.
+
+        Raises:
+          ValueError: the recorded ones are of another search.
+        """
+        first = {} if self.lines else {"settings": self.settings}
+        new = seal([{**lines[0], **first}, *lines[1:]], self.lines)
+        old, done = self.next(new[0]["generation"]), len(self.lines)
+        self._compare(old, new)
+        if len(old) == len(new):
+            self.resumed += len(new)
+        elif self.path is not None and processes.is_first():
+            if self.recorded[done:]:  # A killed process, or a smaller budget, left a part of this generation.
+                cut(self.path, self.name, keep=done)
+            files.append_lines(self.path, new)
+        self.recorded = self.recorded if len(old) == len(new) else []
+        self.lines += new
+
+    def _compare(self, old: list[Line], new: list[Line]) -> None:
+        fault = ""
+        more = len(self.recorded) > len(self.lines) + len(old)
+        if len(old) > len(new) or (len(old) < len(new) and more):
+            fault = f"{len(old)} architectures, now {len(new)}"
+        for line, expected in zip(old, new, strict=False):
+            for name in {*line, *expected} - {"score", "seconds", "digest"}:
+                if line.get(name) != expected.get(name):
+                    fault = fault or f"{name} {line.get(name)}, now {expected.get(name)}"
+        if fault:
+            raise ValueError(
+                f"{self.path} is not the history of this search: in generation {new[0]['generation']}, from "
+                f"index {new[0]['index']}, it recorded {fault}. Use the supernet, cost function and version "
+                "that wrote it, or another file."
+            )
+
+
+def read(path: str | os.PathLike, name: str) -> list[Line]:
+    """Returns the lines of one search; [] if there is no file. A part of a line at the end is left out.
+
+    Raises:
+      OSError: the file cannot be written, or its folder not be made.
+      ValueError: the file is no history, or a line of the search was changed.
     """
     path = files.as_path(path)
-    if path.is_dir():
-        raise ValueError(
-            f"{path} is a folder; give the path of a history file, such as {path}/history.jsonl."
-        )
-    if path.parent.is_file():
-        raise NotADirectoryError(
-            f"{path.parent} is a file, so that no history can be in it; choose a folder."
-        )
     path.parent.mkdir(parents=True, exist_ok=True)
     files.append_lines(path, [])  # Raises now what appending would raise after an expensive evaluation.
     rest = path.read_bytes().rpartition(b"\n")[2]
@@ -79,8 +140,8 @@ def cut(path: str | os.PathLike, name: str, keep: int) -> None:
         files.write_bytes(path, b"".join(kept))
 
 
-def seal(lines: list[Line], before: list[Line]) -> list[Line]:
-    """The lines as they are written and read, each with its digest; `before` are those that precede."""
+def seal(lines: Sequence[Mapping[str, Any]], before: Sequence[Line]) -> list[Line]:
+    """Returns lines as they are written, each with its digest; `before` are those that precede."""
     digest = before[-1]["digest"] if before else ""
     sealed = []
     for line in lines:
@@ -96,14 +157,10 @@ def _digest(line: Line, before: str) -> str:
 
 
 def settings_of(strategy: Strategy, key: jax.Array) -> dict[str, Any]:
-    """All that decides the course of a search, but for costs and scores, as plain values.
+    """Returns what decides the course of a search, but for costs and scores, as plain values.
 
-    `evaluations` and `budget` are left out, since a search may go on with more of them, unless its
-    strategy plans by them. Functions count by their names alone.
-
-    Args:
-      strategy: of the search.
-      key: of the search.
+    `evaluations` and `budget` are left out, since a search may resume with more of them, unless its strategy
+    plans by them. Functions count by their names alone.
     """
     plain: dict[str, Any] = {
         "strategy": type(strategy).__name__,
@@ -133,15 +190,10 @@ def _plain(value: Any) -> Any:
     return repr(value)
 
 
-def check_settings(recorded: list[Line], settings: Mapping[str, Any], path: Any) -> None:
-    """Checks that recorded lines are of a search with these settings.
-
-    Raises:
-      ValueError: they are not; the message has what differs.
-    """
+def _check_settings(recorded: list[Line], settings: Mapping[str, Any], path: Any) -> None:
     before = recorded[0].get("settings", {}) if recorded else settings
     changed = [
-        f"{name} (recorded {_short(before.get(name))}, now {_short(settings.get(name))})"
+        f"{name} (recorded {json.dumps(before.get(name)):.120}, now {json.dumps(settings.get(name)):.120})"
         for name in sorted({*before, *settings})
         if before.get(name) != settings.get(name)
     ]
@@ -152,8 +204,3 @@ def check_settings(recorded: list[Line], settings: Mapping[str, Any], path: Any)
             + f" If another objective gives the same scores, pass objective={before.get('objective')!r}."
             * (before.get("objective") != settings.get("objective"))
         )
-
-
-def _short(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 120 else text[:117] + "..."

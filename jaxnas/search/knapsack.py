@@ -52,7 +52,7 @@ class Replacements:
         return self.space.decode(self.codes[0])
 
     def total(self, scores: Any, arch: Arch) -> float:
-        """The estimate of a score: that of the base, and the change of each place that differs from it.
+        """Estimates the score of a combination: that of the base, and the change of each place that differs.
 
         Args:
           scores: of the architectures, float [n].
@@ -68,7 +68,7 @@ class Replacements:
 def replacements(
     space: Space, base: Arch | None = None, places: Sequence[Sequence[Element]] | None = None
 ) -> Replacements:
-    """All architectures that differ from one in a single place.
+    """Returns all architectures that differ from one in a single place.
 
     For example, the layers of a network whose attention and MLP can be skipped are places of two decisions:
 
@@ -82,8 +82,7 @@ def replacements(
         share a place.
 
     Raises:
-      ValueError: an element that the space does not have or that is in two places, or a place of more than
-        10,000 options.
+      ValueError: an element that is unknown or in two places, or a place of more than 10,000 options.
     """
     names = [(name, place) for name, choice in space.decisions for place in range(math.prod(choice.shape))]
     chosen = counting.parts_of(names, space.elements) if places is None else places
@@ -117,16 +116,13 @@ def _canonical(space: Space, codes: np.ndarray) -> np.ndarray:
 
 
 def knapsack(replaced: Replacements, scores: Any, cost: Cost, bounds: Any) -> Arch:
-    """The architecture with the best sum of changes of the score, within bounds.
+    """Returns the architecture with the best sum of changes of the score within bounds, which is exact.
 
     Args:
       replaced: architectures of `replacements`.
       scores: of these, float [n]; higher is better.
       cost: of an architecture, as `jaxnas.cost(net, inputs)`. What places cost must add up.
       bounds: {name of a cost: (min, max)}, None for no bound.
-
-    Returns:
-      The architecture, exactly optimal for the sum.
 
     Raises:
       ValueError: scores of another shape or that are not finite; costs that do not add up; bounds that no
@@ -137,10 +133,7 @@ def knapsack(replaced: Replacements, scores: Any, cost: Cost, bounds: Any) -> Ar
     limits = bounds_lib.normalize(bounds)
     scores = np.asarray(scores, np.float64)
     if scores.shape != replaced.places.shape or not np.isfinite(scores).all():
-        raise ValueError(
-            f"scores: expected {len(replaced.places)} finite numbers, one for each architecture; got shape "
-            f"{scores.shape}{'' if np.isfinite(scores).all() else ' with numbers that are not finite'}."
-        )
+        raise ValueError(f"scores: expected {len(replaced.places)} finite numbers, got shape {scores.shape}.")
     costs = _costs_of(replaced, cost)
     if unknown := [name for name, *_ in limits if name not in costs]:
         raise ValueError(f"bounds: {unknown[0]!r} is no cost; expected one of {sorted(costs)}.")

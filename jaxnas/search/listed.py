@@ -6,8 +6,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from jaxnas.search.state import State
-from jaxnas.search.strategy import Pool, Strategy, check_pool
+from jaxnas.search.strategy import Pool, State, Strategy, check_pool
 from jaxnas.space import Arch
 
 

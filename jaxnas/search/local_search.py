@@ -9,8 +9,7 @@ import jax.numpy as jnp
 
 from jaxnas.search.neighbors import neighbors
 from jaxnas.search.proposals import propose
-from jaxnas.search.state import State
-from jaxnas.search.strategy import Strategy, canonical
+from jaxnas.search.strategy import State, Strategy, canonical
 from jaxnas.space import Arch
 
 

@@ -1,4 +1,6 @@
-"""Small steps in a space: one decision changed, at random or all of them."""
+"""Steps in a space, on codes: mutants, one decision changed at random, and all changes of one decision."""
+
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -7,19 +9,20 @@ import numpy as np
 from jaxnas.space import Space
 
 
+def mutants(space: Space, key: jax.Array, codes: jax.Array, rate: Any) -> jax.Array:
+    """Returns a canonical mutant of each code, int32 [n, L]; see `Space.mutate` for the rate."""
+    keys = jax.random.split(key, len(codes))
+    # -1, of a row without an architecture, counts as the first option.
+    archs = space.decode(jnp.maximum(codes, 0))
+    return space.encode(jax.vmap(lambda key, arch: space.mutate(key, arch, rate))(keys, archs))
+
+
 def mutate_one(space: Space, key: jax.Array, code: jax.Array) -> jax.Array:
-    """A copy with one decision that counts changed to another option.
+    """Returns a copy with one decision that counts changed to another option.
 
     Every such decision is equally probable, and so is each of its other options. Decisions with one
-    option are never picked; one that becomes active starts at its first option.
-
-    Args:
-      space: the search space.
-      key: a typed key.
-      code: a canonical architecture, int32 [L].
-
-    Returns:
-      The canonical code of the mutant, int32 [L].
+    option are never picked; one that becomes active starts at its first option. Takes and returns a canonical
+    code, int32 [L].
     """
     place_key, step_key = jax.random.split(key)
     sizes = jnp.asarray(space.sizes, jnp.int32)
@@ -31,14 +34,9 @@ def mutate_one(space: Space, key: jax.Array, code: jax.Array) -> jax.Array:
 
 
 def neighbors(space: Space, code: jax.Array) -> jax.Array:
-    """The canonical codes that differ from one in one element, by any of its options.
+    """Returns the canonical codes that differ from one, int32 [L], in one element, by any of its options.
 
-    Args:
-      space: the search space.
-      code: an architecture, int32 [L].
-
-    Returns:
-      int32 [sum of the numbers of options, L]; the code itself is among them.
+    There are as many as the options of all elements together; the code itself is among them.
     """
     places = [(e, k) for e, size in enumerate(space.sizes) for k in range(size)]
     elements, values = np.asarray(places, np.int32).reshape(-1, 2).T

@@ -10,8 +10,7 @@ import jax.numpy as jnp
 from jaxnas.checks import check_counts, check_numbers
 from jaxnas.search import pareto
 from jaxnas.search.proposals import propose
-from jaxnas.search.state import State
-from jaxnas.search.strategy import Strategy, nothing_usable
+from jaxnas.search.strategy import State, Strategy, check_best
 from jaxnas.space import Arch
 
 _ATTEMPTS = 10  # Children made for each that is wanted: many repeat what is known.
@@ -43,13 +42,12 @@ class NSGA2(Strategy):
             state = strategy.tell(state, archs, scores_of(archs))  # [population, objectives]
         archs, scores = strategy.best(state)  # all that no other dominates
 
-    The first generation is random. Each later one has children of two parents from binary
-    tournaments by front, then by crowding: crossover, then mutation. The better half of parents and
-    children survives. All scores are maximized; negate what is to be small.
-
-    It follows the paper but for what a discrete space asks for: crossover takes each element from
-    either parent, mutation draws options anew, and no architecture is evaluated twice, so that a
-    child that is known makes way for another, at last for a random one.
+    The first generation is random. Each later one has children of two parents from binary tournaments by
+    front,
+    then by crowding: crossover, then mutation. The better half of parents and children survives. All scores
+    are maximized; negate what is to be small. Crossover takes each element from either parent, mutation draws
+    options
+    anew, and no architecture is evaluated twice: a child that is known makes way for another.
 
     Attributes:
       population: how many a generation has: the batch.
@@ -117,17 +115,12 @@ class NSGA2(Strategy):
         return pareto.pareto_front(state.scores)
 
     def best(self, state: State) -> tuple[Arch, jax.Array]:
-        """The front found: its architectures, leading axis F, and scores, float32 [F, objectives].
+        """Returns the front: architectures, leading axis F, and scores, float32 [F, objectives], best first.
 
-        In order of the first score, from the best down. On the host, since F is not known before;
-        `front` works under jit.
-
-        Raises:
-          ValueError: no score is a number.
+        On the host, since F is not known before; `front` works under jit.
         """
         rows = jnp.flatnonzero(self.front(state))
-        if not len(rows):
-            raise ValueError(f"best: {nothing_usable(state)}")
+        check_best(state, len(rows))
         rows = rows[jnp.argsort(-state.scores[rows, 0])]
         return self.space.decode(state.codes[rows]), state.scores[rows]
 

@@ -27,17 +27,12 @@ def dominates(a: jax.Array, b: jax.Array) -> jax.Array:
 
 
 @jax.jit
-def non_dominated_rank(
-    objectives: jax.Array, valid: jax.Array | None = None, violation: jax.Array | None = None
-) -> jax.Array:
+def non_dominated_rank(objectives: jax.Array, valid: jax.Array | None = None) -> jax.Array:
     """The front of each point: 0 is not dominated, 1 only by points of front 0, and so on.
 
     Args:
       objectives: scores, float [N, M].
       valid: the rows that count, bool [N]; by default all.
-      violation: of constraints, float [N]; 0 (or less) where they are kept. A point that keeps them
-        dominates any that does not; of two that do not, the smaller violation does, whatever the
-        scores, and neither if they are equal (Deb et al. 2002, definition 1). NaN: not valid.
 
     Returns:
       int32 [N]; rows that are not valid have N, behind all others. Memory grows with N x N bytes.
@@ -49,11 +44,6 @@ def non_dominated_rank(
         beats |= column[:, None] > column[None, :]
         bars &= column[:, None] >= column[None, :]
     beats &= bars
-    if violation is not None:
-        excess = jnp.maximum(jnp.asarray(violation, jnp.float32), 0)
-        usable &= ~jnp.isnan(excess)
-        kept = excess == 0
-        beats = jnp.where(kept[:, None] & kept[None, :], beats, excess[:, None] < excess[None, :])
 
     def peel(carry):
         rank, left, level = carry
@@ -66,7 +56,7 @@ def non_dominated_rank(
 
 @jax.jit
 def crowding_distance(objectives: jax.Array, rank: jax.Array, valid: jax.Array | None = None) -> jax.Array:
-    """How far the neighbors of each point are in its front: more is less crowded.
+    """Returns how far the neighbors of each point are in its front: more is less crowded.
 
     As in Deb et al. (2002, section III-B), but that the gaps of all objectives are averaged and not summed.
     That, and the order of rows with equal scores, are those of pymoo.
@@ -77,9 +67,9 @@ def crowding_distance(objectives: jax.Array, rank: jax.Array, valid: jax.Array |
       valid: the rows that count, bool [N]; by default all.
 
     Returns:
-      float32 [N]: the gap between the two neighbors as a part of the front's range, averaged over
-      objectives; infinite at the ends of each objective, and in fronts of one or two; 0 in rows
-      that are not valid. An objective in which a front has one value, or an infinite range, adds 0.
+      float32 [N]: the gap between the two neighbors as a part of the front's range, averaged over objectives;
+      infinite at the ends of each objective, and in fronts of one or two; 0 in rows that are not valid. An
+      objective in which a front has one value, or an infinite range, adds 0.
     """
     scores, usable = _prepare(objectives, valid)
     n = len(scores)
@@ -107,16 +97,9 @@ def crowding_distance(objectives: jax.Array, rank: jax.Array, valid: jax.Array |
 
 @jax.jit
 def pareto_front(objectives: jax.Array, valid: jax.Array | None = None) -> jax.Array:
-    """Which points no other dominates. Equal points are all in the front.
+    """Returns which points no other dominates, bool [N]; equal points are all in the front.
 
-    Memory grows with N, time with its square.
-
-    Args:
-      objectives: scores, float [N, M].
-      valid: the rows that count, bool [N]; by default all.
-
-    Returns:
-      bool [N].
+    Memory grows with N, time with its square. See `non_dominated_rank` for the arguments.
     """
     scores, usable = _prepare(objectives, valid)
     others = jnp.where(usable[:, None], scores, jnp.nan)
@@ -129,7 +112,7 @@ def pareto_front(objectives: jax.Array, valid: jax.Array | None = None) -> jax.A
 
 @jax.jit
 def hypervolume(objectives: jax.Array, reference: jax.Array, valid: jax.Array | None = None) -> jax.Array:
-    """The volume that is dominated by the points and above a reference, float32 [].
+    """Returns the volume that is dominated by the points and above a reference, float32 [].
 
     Exact but for rounding: a sweep in O(N log N) for two objectives, O(N^2) for three.
 
@@ -137,21 +120,13 @@ def hypervolume(objectives: jax.Array, reference: jax.Array, valid: jax.Array | 
       objectives: scores, float [N, M], with M = 2 or 3.
       reference: a lower bound, float [M]; points that are not above it in all objectives add 0.
       valid: the rows that count, bool [N]; by default all.
-
-    Raises:
-      ValueError: another number of objectives, or a reference of another shape.
     """
     scores, usable = _prepare(objectives, valid)
-    if scores.shape[1] not in (2, 3):
-        raise ValueError(
-            f"hypervolume: got {scores.shape[1]} objectives, [N, M] = "
-            f"{list(scores.shape)}; it is implemented for 2 and 3."
-        )
     bound = jnp.asarray(reference, jnp.float32)
-    if bound.shape != scores.shape[1:]:
+    if scores.shape[1] not in (2, 3) or bound.shape != scores.shape[1:]:
         raise ValueError(
-            f"hypervolume: the reference has shape {list(bound.shape)}, expected "
-            f"{list(scores.shape[1:])}, a number for each objective."
+            f"hypervolume: got objectives {list(scores.shape)} and a reference {list(bound.shape)}, expected "
+            "[N, M] and [M] with M of 2 and 3."
         )
     gains = jnp.where(usable[:, None], jnp.maximum(scores - bound[None, :], 0), 0)
     gains = gains[jnp.argsort(-gains[:, 0])]

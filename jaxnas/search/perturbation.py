@@ -25,10 +25,10 @@ def perturbation(
     tune: Callable[[Arch], None] | None = None,
     renormalize: bool = False,
 ) -> tuple[Arch, list[dict[str, Any]]]:
-    """The architecture that is left when decisions are made one by one, in random order.
+    """Makes decisions one by one, in random order, each for the option whose removal hurts most.
 
-    An option is removed by giving it no weight. It holds for any mixture: options may be operations,
-    mechanisms of attention (DARTFormer, arXiv 2210.00641, section 2), or sizes.
+    An option is removed by giving it no weight, so options may be operations, mechanisms of attention
+    (DARTFormer, arXiv 2210.00641, section 2), or sizes.
 
     Args:
       space: the search space.
@@ -38,16 +38,13 @@ def perturbation(
         once for each decision, with as many rows as the decision has options, and one.
       key: of the order.
       tune: called with the soft architecture after each decision, to train the weights under it.
-      renormalize: whether the weights of the other options are made to sum to one again. The authors' code
-        leaves them as they are.
+      renormalize: whether the weights of the other options are scaled to sum to one again, as they do not in
+        the authors' code.
 
     Returns:
-      The hard architecture, canonical, and what was found for each decision, in the order made: the "name" of
-      the choice, the "position" in it or None, the option that was "kept", and "drops", what the removal of
-      each option costs: the score with all of them, less that without it.
-
-    Raises:
-      ValueError: a score that is not a number.
+      The canonical hard architecture, and for each decision, in the order made: the "name" of the choice, the
+      "position" in it or None, the option that was "kept", and "drops": the score with all options less that
+      without each.
     """
     elements = [
         (name, position)
@@ -81,11 +78,7 @@ def remove(weights: np.ndarray, option: int, renormalize: bool) -> None:
 
 
 def falls(evaluate: Callable[[Arch], Any], rows: Arch, what: str) -> np.ndarray:
-    """How much the score of the first soft architecture is above those of the others, float64 [n - 1].
-
-    Raises:
-      ValueError: a score that is not a number.
-    """
+    """Returns the score of the first soft architecture less those of the others, float64 [n - 1]."""
     scores = np.asarray(evaluate(jax.tree.map(jnp.asarray, rows)), np.float64)
     if not np.isfinite(scores).all():
         raise ValueError(

@@ -71,7 +71,7 @@ class SoftmaxPolicy:
         check_numbers(self, "scale", least=0)
 
     def init(self, key: jax.Array, space: Space) -> Any:
-        """The parameters at the start."""
+        """Returns the parameters at the start."""
         shape = (space.length, max(space.sizes))
         return {"logits": self.scale * jax.random.normal(key, shape), "value": jnp.float32(0)}
 
@@ -149,7 +149,7 @@ class TransformerPolicy:
         return _Decoder(space, self.width, self.layers, self.heads)
 
     def init(self, key: jax.Array, space: Space) -> Any:
-        """The parameters at the start."""
+        """Returns the parameters at the start."""
         code = jnp.zeros((space.length,), jnp.int32)
         return self._module(space).init(key, code, jnp.zeros((CONTEXT,)))["params"]
 

@@ -10,10 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxnas.checks import check_counts, check_methods, check_numbers
-from jaxnas.search.pending import begin_evaluation
+from jaxnas.search.neighbors import mutants
 from jaxnas.search.proposals import listed, propose
-from jaxnas.search.state import State, ranking
-from jaxnas.search.strategy import Pool, Strategy, canonical, check_pool
+from jaxnas.search.strategy import Pool, State, Strategy, begin_evaluation, canonical, check_pool, ranking
 from jaxnas.space import Arch
 
 ACQUISITIONS = ("expected_improvement", "upper_confidence", "thompson")
@@ -23,24 +22,22 @@ ACQUISITIONS = ("expected_improvement", "upper_confidence", "thompson")
 class PredictorGuided(Strategy):
     """Evaluates what a predictor, fitted to all results so far, finds most promising.
 
-    First `initial` random architectures; then, refitting before each choice, that of the largest
-    acquisition among the candidates: the whole space where it can be listed (or a given pool), else
-    mutants of the best and random ones, made anew each time. Nothing is evaluated twice.
-    A failed evaluation counts as the worst score so far, so that its neighborhood is avoided; what
-    is being evaluated meanwhile counts as a score in the middle, so that the next one is elsewhere
-    (a constant liar: Ginsbourger et al. 2010).
-    Use as `Strategy`.
+    First `initial` random architectures; then, refitting before each choice, that of the largest acquisition
+    among
+    the candidates: the whole space where it can be listed (or a given pool), else mutants of the best and
+    random ones. Nothing is evaluated twice. A failed evaluation counts as the worst score so far, so that its
+    neighborhood is avoided; what is being evaluated meanwhile counts as a score in the middle, so that the
+    next one is elsewhere (a constant liar: Ginsbourger et al. 2010). Use as `Strategy`.
 
     Attributes:
       predictor: with `fit(key, inputs, targets, mask)` and `predict(fitted, inputs)`; see
         `jaxnas.predictors`.
       features: from an architecture to the predictor's inputs, a pytree; traceable.
-      acquisition: "expected_improvement" over the predicted means of what was evaluated,
-        "upper_confidence" (mean and `confidence` standard deviations) or "thompson" (a draw of each
-        candidate for itself).
+      acquisition: "expected_improvement" over the predicted means of what was evaluated, "upper_confidence"
+        (mean and `confidence` standard deviations) or "thompson" (an independent draw for each candidate).
       confidence: see above.
-      initial: random architectures at the start, at least 2. Few are best for a Gaussian process,
-        which says how little it knows; a predictor that does not needs more.
+      initial: random architectures at the start, at least 2. Few are best for a Gaussian process, which knows
+        its uncertainty; other predictors need more.
       batch: how many to ask for at a time.
       pool: architectures to choose from, where only these can be evaluated.
       mutants: candidates made at a time, where the space can't be listed.
@@ -58,12 +55,6 @@ class PredictorGuided(Strategy):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.predictor is None or self.features is None:
-            raise ValueError(
-                "PredictorGuided needs a predictor and features: for example predictor="
-                "GaussianProcess(), features=one_hot(space), both of "
-                "jaxnas.predictors."
-            )
         check_methods(self, "predictor", ("fit", "predict"), "predictors.GaussianProcess()")
         if not callable(self.features):
             raise TypeError(
@@ -82,11 +73,7 @@ class PredictorGuided(Strategy):
         check_numbers(self, "confidence", least=0)
 
     def init(self, key: jax.Array) -> State:
-        """The first state; see `Strategy`.
-
-        Raises:
-          ValueError: features that are NaN or infinite, beside what `Strategy` refuses.
-        """
+        """The first state; see `Strategy`. Raises ValueError for features that are NaN or infinite."""
         state = super().init(key)
         every = listed(self)
         if every is None:
@@ -126,23 +113,14 @@ class PredictorGuided(Strategy):
         # Rows that are not valid repeat the first, or an old one.
         chosen = jnp.where(valid, chosen, chosen[0])
         places = jnp.where(valid, asked + jnp.arange(self.batch), self.evaluations)
-        memory = (
-            codes,
-            inputs,
-            taken.at[jnp.where(valid, chosen, len(codes))].set(True, mode="drop"),
-            rows.at[places].set(chosen, mode="drop"),
-        )
-        state = dataclasses.replace(
-            state, memory=memory, valid=valid, exhausted=~jnp.all(valid | (jnp.arange(self.batch) >= left))
-        )
+        taken = taken.at[jnp.where(valid, chosen, len(codes))].set(True, mode="drop")
+        memory = codes, inputs, taken, rows.at[places].set(chosen, mode="drop")
+        exhausted = ~jnp.all(valid | (jnp.arange(self.batch) >= left))
+        state = dataclasses.replace(state, memory=memory, valid=valid, exhausted=exhausted)
         return self.space.decode(codes[chosen]), state
 
     def _ask_one_by_one(self, state: State) -> tuple[Arch, State]:
-        """A batch, each of which is chosen as if those before it were being evaluated.
-
-        The best few by one and the same acquisition are much alike: together they teach little more than one
-        of them.
-        """
+        """A batch, each chosen as if those before it were being evaluated, so that they differ."""
         one = dataclasses.replace(self, batch=1)
 
         def choose(asked: State, _: None) -> tuple[State, tuple[Arch, jax.Array]]:
@@ -193,25 +171,14 @@ class PredictorGuided(Strategy):
         order, usable = ranking(state)
         parents = state.codes[order[:10]]
         rows = jnp.arange(self.mutants) % jnp.clip(usable, 1, 10)
-        rate = min(2 / space.length, 0.5)
-
-        def mutant(key: jax.Array, code: jax.Array) -> jax.Array:
-            return space.encode(space.mutate(key, space.decode(jnp.maximum(code, 0)), rate))
-
-        made = jax.vmap(mutant)(jax.random.split(mutant_key, self.mutants), parents[rows])
+        made = mutants(space, mutant_key, parents[rows], min(2 / space.length, 0.5))
         fresh = space.encode(space.sample(random_key, self.mutants // 4))
         candidates = canonical(self, jnp.concatenate([made, fresh]))
         seen = jax.vmap(self._inputs)(jnp.maximum(state.codes, 0))
         targets, known = _targets(state)
         fitted = self.predictor.fit(fit_key, seen, targets, known)
-        value = self._value(
-            fitted,
-            jax.vmap(self._inputs)(candidates),
-            seen,
-            jnp.arange(self.evaluations),
-            ~jnp.isnan(state.scores),
-            fit_key,
-        )
+        inputs, rows = jax.vmap(self._inputs)(candidates), jnp.arange(self.evaluations)
+        value = self._value(fitted, inputs, seen, rows, ~jnp.isnan(state.scores), fit_key)
         best_first = candidates[jnp.argsort(-value)]
         quota = jnp.where(state.size + state.pending < self.initial, 0, self.batch)
         return propose(self, state, ask_key, [(best_first, quota)])

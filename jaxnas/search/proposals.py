@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxnas.search import bounds as bounds_lib
-from jaxnas.search.state import State, next_rows
-from jaxnas.search.strategy import Strategy, canonical
+from jaxnas.search.neighbors import mutants
+from jaxnas.search.strategy import State, Strategy, canonical, next_rows
 from jaxnas.space import Arch, Space
 
 _CANDIDATES = 1024  # Candidates made at a time, at most.
@@ -26,6 +26,12 @@ class Batch:
 
     codes: jax.Array
     count: jax.Array
+
+    def add(self, codes: jax.Array, new: jax.Array) -> "Batch":
+        """The batch with those of the codes [n, L] that are new, bool [n]."""
+        rows = next_rows(self.count, new, len(self.codes))
+        count = self.count + jnp.sum(new, dtype=jnp.int32)
+        return Batch(self.codes.at[rows].set(codes, mode="drop"), count)
 
 
 def _want(strategy: Strategy, state: State) -> jax.Array:
@@ -52,15 +58,12 @@ def admit(strategy: Strategy, state: State, batch: Batch, groups: list[Group]) -
     old |= _any_equal(packed, packed, (place[None, :] < place[:, None]) & taken[None, :])
     new = ~old & bounds_lib.feasible(space, strategy.cost, strategy.bounds, codes)
     parts = jnp.split(new, np.cumsum([len(codes) for codes, _ in groups])[:-1])
-    new = jnp.concatenate(
-        [
-            part & (jnp.cumsum(part, dtype=jnp.int32) <= quota)
-            for part, (_, quota) in zip(parts, groups, strict=True)
-        ]
-    )
+    within = [
+        jnp.cumsum(part, dtype=jnp.int32) <= quota for part, (_, quota) in zip(parts, groups, strict=True)
+    ]
+    new = jnp.concatenate([part & kept for part, kept in zip(parts, within, strict=True)])
     new &= jnp.cumsum(new, dtype=jnp.int32) <= _want(strategy, state) - batch.count
-    rows = next_rows(batch.count, new, strategy.batch)
-    return Batch(batch.codes.at[rows].set(codes, mode="drop"), batch.count + jnp.sum(new, dtype=jnp.int32))
+    return batch.add(codes, new)
 
 
 def _pack(space: Space, codes: jax.Array) -> jax.Array:
@@ -84,7 +87,7 @@ def _any_equal(a: jax.Array, b: jax.Array, used: jax.Array) -> jax.Array:
 
 
 def propose(strategy: Strategy, state: State, key: jax.Array, groups: list[Group]) -> tuple[Arch, State]:
-    """A batch of new feasible architectures, and the state that awaits their scores.
+    """Returns a batch of new feasible architectures, and the state that awaits their scores.
 
     What the groups leave open is filled at random. What that leaves open is filled by mutants of
     the feasible architectures that are known, since tight bounds refuse nearly all random ones;
@@ -92,8 +95,7 @@ def propose(strategy: Strategy, state: State, key: jax.Array, groups: list[Group
     valid and repeat the first row.
 
     Args:
-      strategy: of the search.
-      state: of the search.
+      strategy, state: of the search.
       key: a typed key.
       groups: candidates of the strategy, int32 [n, L], each group with its quota, int32 [].
 
@@ -105,16 +107,9 @@ def propose(strategy: Strategy, state: State, key: jax.Array, groups: list[Group
     def attempt(carry):
         key, batch, turn = carry
         key, sample_key, mutant_key = jax.random.split(key, 3)
-        batch = admit(
-            strategy,
-            state,
-            batch,
-            [
-                (space.encode(space.sample(sample_key, _candidates(strategy))), full),
-                (_relatives(strategy, state, batch, mutant_key), full),
-            ],
-        )
-        return key, batch, turn + 1
+        random = space.encode(space.sample(sample_key, _candidates(strategy)))
+        relatives = _relatives(strategy, state, batch, mutant_key)
+        return key, admit(strategy, state, batch, [(random, full), (relatives, full)]), turn + 1
 
     def unfinished(carry):
         return (carry[1].count < full) & (carry[2] < _ROUNDS)
@@ -158,14 +153,11 @@ def _complete(state: State, batch: Batch, full: jax.Array, key: jax.Array, codes
     order = jax.random.permutation(key, len(codes))
     new = ~taken[order]
     new &= jnp.cumsum(new, dtype=jnp.int32) <= full - batch.count
-    rows = next_rows(batch.count, new, len(batch.codes))
-    return Batch(
-        batch.codes.at[rows].set(codes[order], mode="drop"), batch.count + jnp.sum(new, dtype=jnp.int32)
-    )
+    return batch.add(codes[order], new)
 
 
 def listed(strategy: Strategy) -> np.ndarray | None:
-    """All feasible architectures of the pool or of a small space, int32 [n, L]; None of a large one.
+    """Returns all feasible architectures of the pool or of a small space, int32 [n, L]; None of a large one.
 
     There is one for each network where `strategy.canonical` says which are equal.
     """
@@ -199,12 +191,7 @@ def _relatives(strategy: Strategy, state: State, batch: Batch, key: jax.Array) -
     # Architectures that are known come first, in their order, whatever the capacity of the history is.
     known = known[jnp.argsort(~used, stable=True)]
     rows = jax.random.randint(pick_key, (_candidates(strategy),), 0, jnp.sum(used, dtype=jnp.int32))
-    rate = min(2 / space.length, 0.5)
-
-    def mutant(key, code):
-        return space.encode(space.mutate(key, space.decode(code), rate))
-
-    return jax.vmap(mutant)(jax.random.split(key, len(rows)), known[rows])
+    return mutants(space, key, known[rows], min(2 / space.length, 0.5))
 
 
 def _candidates(strategy: Strategy) -> int:

@@ -25,7 +25,7 @@ def pruning(
     tune: Callable[[Arch], None] | None = None,
     renormalize: bool = False,
 ) -> tuple[Arch, list[dict[str, Any]]]:
-    """The options of the strongest blocks, as many as there are positions.
+    """Keeps the options of the strongest blocks, as many as there are positions.
 
     Args:
       space: with one decision, repeated, whose positions can be exchanged.
@@ -35,16 +35,13 @@ def pruning(
       at_once: whether all blocks that go are chosen in the first round. Otherwise the weakest one goes in
         each round.
       tune: called with the soft architecture after each round but the last, to train the weights under it.
-      renormalize: whether the weights of a position are made to keep their sum when a block goes.
+      renormalize: whether the weights of a position keep their sum when a block goes.
 
     Returns:
-      The hard architecture, and what was found in each round: the "name" of the decision, its "position",
-      which is None, the "blocks" that were there, [position, option] each, "drops", what the removal of each
-      of them costs, and those that were "removed". Of two blocks that stay at one position the second moves
-      to one that is empty: there the weights of a supernet are those of another block.
-
-    Raises:
-      ValueError: a space with other decisions, or a score that is not a number.
+      The hard architecture, and for each round: the "name" of the decision, its "position", which is None,
+      the "blocks" that were there, [position, option] each, "drops", what the removal of each costs, and
+      those "removed". Of two blocks that stay at one position the second moves to one that is empty: there
+      the weights of a supernet are those of another block.
     """
     name, choice = next(iter(space.choices.items()))
     if len(space) > 1 or choice.length is None or choice.per_position is not None:

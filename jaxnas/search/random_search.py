@@ -6,8 +6,7 @@ import functools
 import jax
 
 from jaxnas.search.proposals import propose
-from jaxnas.search.state import State
-from jaxnas.search.strategy import Strategy
+from jaxnas.search.strategy import State, Strategy
 from jaxnas.space import Arch
 
 

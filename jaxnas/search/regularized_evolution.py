@@ -9,8 +9,7 @@ import jax.numpy as jnp
 from jaxnas.checks import check_counts
 from jaxnas.search.neighbors import mutate_one
 from jaxnas.search.proposals import propose
-from jaxnas.search.state import State
-from jaxnas.search.strategy import Strategy
+from jaxnas.search.strategy import State, Strategy
 from jaxnas.space import Arch
 
 _ATTEMPTS = 32  # Mutants of the winner that are tried where a new or feasible one is asked for.

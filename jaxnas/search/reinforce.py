@@ -14,8 +14,7 @@ import optax
 from jaxnas.checks import check_counts, check_methods, check_numbers
 from jaxnas.search.policies import SoftmaxPolicy
 from jaxnas.search.proposals import propose
-from jaxnas.search.state import State, ranking
-from jaxnas.search.strategy import Strategy, as_told, check_key
+from jaxnas.search.strategy import State, Strategy, as_told, check_key, ranking
 from jaxnas.space import Arch
 
 _DRAWS = 8  # Draws of the policy for each architecture asked: most are known once it is sure.

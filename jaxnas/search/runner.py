@@ -1,11 +1,9 @@
-"""Runs a search: asks, evaluates, tells; step by step with a history, or as one compiled program.
+"""Runs a search: asks, evaluates, tells, records; step by step, or as one compiled program.
 
 `run` and `run_parallel` call a plain Python function of the option values of one architecture, such as
 `{"width": 32}`. What is traced or vectorized takes a batch of architectures, arrays of option indices with a
-leading axis: the function of `scan`, and that of `run` with `batched=True`.
-
-The history is a file from which the search resumes exactly. All ways are the same search: the same key
-gives the same architectures in the same order.
+leading axis: the function of `scan`, and that of `run` with `batched=True`. All are the same search: the same
+key gives the same architectures in the same order.
 """
 
 import dataclasses
@@ -13,28 +11,28 @@ import inspect
 import logging
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from jaxnas import files, processes
-from jaxnas.search import bounds, history
+from jaxnas import files
+from jaxnas.search import bounds
 from jaxnas.search.blas import one_thread
+from jaxnas.search.history import History, Line, settings_of
 from jaxnas.search.objective import digest_of
 from jaxnas.search.proposals import listed
-from jaxnas.search.state import State
-from jaxnas.search.strategy import Strategy, as_told, check_key, score_shape
+from jaxnas.search.strategy import State, Strategy, as_told, check_key, score_shape
 from jaxnas.space import Arch
 
 _log = logging.getLogger(__name__)
-TELLING = 20  # After so many failures and no success there is no use in going on.
+_HOPELESS = 20  # A search ends after so many failures without a success.
 
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What a search found.
+    """The result of a search.
 
     Attributes:
       arch: the best architecture; with several objectives the batch of the Pareto front.
@@ -49,7 +47,7 @@ class Result:
     score: Any
     costs: dict[str, int | float]
     state: State
-    history: list[history.Line]
+    history: list[Line]
     resumed: int
 
     @property
@@ -60,10 +58,10 @@ class Result:
 
 @dataclasses.dataclass(frozen=True)
 class Standing:
-    """How far a search has come.
+    """The progress of a search.
 
     Attributes:
-      evaluations: that are done.
+      evaluations: done so far.
       budget: of evaluations.
       best: the best score, of several objectives the largest number on the front; NaN while there is none.
       failed: how many of the evaluations raised, or gave no finite number.
@@ -80,35 +78,84 @@ class Standing:
         return f"{self.evaluations:,} of {self.budget:,} evaluations{failed}{best}"
 
     def figures(self) -> dict[str, float]:
-        """What a line of progress shows beside the count."""
+        """The figures of a line of progress."""
         return {"best": self.best} | ({"failed": self.failed} if self.failed else {})
 
 
-def standing(strategy: Strategy, state: State) -> Standing:
-    """How far the search of a state has come."""
-    best = math.nan if _all_failed(state) else float(np.max(strategy.best(state)[1]))
-    return Standing(int(state.size), strategy.evaluations, best, int(state.skipped))
+def run(
+    strategy: Strategy,
+    evaluate: Callable[..., Any],
+    key: jax.Array,
+    *,
+    batched: bool = False,
+    history_path: str | os.PathLike | None = None,
+    name: str | None = None,
+    objective: str | Mapping[str, Any] | None = None,
+    before: Callable[[State], None] | None = None,
+    progress: Callable[[Standing], None] | None = None,
+) -> Result:
+    """Runs a search to its end.
+
+    Args:
+      strategy: of this package or user-defined; see `Strategy`.
+      evaluate: from the option values of one architecture, as `space.to_dict` gives them, to its score, a
+        number (or M of them); higher is better. Of a strategy with fidelities it takes the fidelity, an int,
+        too, and may return (score, seconds).
+      key: a typed key; the same key, settings and scores give the same search.
+      batched: whether `evaluate` takes a batch of architectures instead, arrays of option indices with a
+        leading axis n, and returns scores, float [n] (or [n, M]), or (scores, seconds), float [n] each. It is
+        called once for each generation; n is the strategy's batch, and less only at the end of a search or of
+        a rung.
+      history_path: a JSONL file with a line for each evaluation, appended to after each generation. The
+        search resumes from it: complete generations are not evaluated again. Searches of other names may
+        share it, one after the other.
+      name: of this search in the file; by default the strategy's.
+      objective: a version, or a mapping of all that the scores depend on, such as digests of weights and
+        data, to compare with the history. None for a digest of the function's code and constants; what other
+        modules do and what arrays hold is in no digest.
+      before: called with the state before each generation that has to be evaluated.
+      progress: called after each generation.
+
+    Raises:
+      ValueError: bounds that no architecture keeps, scores of another shape, only failed evaluations (after
+        20, or at the end), or a history that is damaged or of another search, which stays as it is.
+      OSError: before the first evaluation, if the history cannot be written.
+    """
+    check_search(strategy, evaluate, key, "architectures" if batched else "values")
+    history = open_history(strategy, evaluate, key, history_path, name, objective)
+    state = strategy.init(key)
+    while not strategy.finished(state):
+        archs, asked = ask(strategy, state)
+        rows = np.flatnonzero(np.asarray(asked.valid))
+        if not len(rows):
+            state = asked  # exhausted
+            break
+        told = _recorded(strategy, history.next(int(asked.generation)), len(rows))
+        if told is None:
+            if before is not None:
+                before(state)
+            told = _evaluated(strategy, evaluate, asked, archs, rows, batched)
+        state = strategy.tell(asked, archs, *(_spread(x, rows, strategy.batch) for x in told))
+        record(strategy, state, history, progress)
+    return make_result(strategy, state, history)
 
 
 def scan(strategy: Strategy, evaluate: Callable[..., Any], key: jax.Array) -> State:
-    """A search as one traced loop, for jit, and for vmap over keys.
+    """Runs a search as one traced loop, for jit, and for vmap over keys.
 
     A thousand searches at once are `jax.vmap(lambda key: search.scan(strategy, evaluate, key))(keys)`.
 
     Args:
-      strategy: of this package, or one's own; see `Strategy`.
-      evaluate: from a batch of architectures to scores, float [batch] (or [batch, M]), traceable: what
-        it draws or computes by NumPy is the same in each call. Rows that are not valid are evaluated too, and
-        ignored. Of a strategy with fidelities: from a batch and a fidelity, int32 [], to scores or
-        (scores, seconds), float [batch] each.
+      strategy: of this package or user-defined; see `Strategy`.
+      evaluate: from a batch of architectures to scores, float [batch] (or [batch, M]), traceable: what it
+        draws or computes by NumPy is the same in each call. Rows that are not valid are evaluated too, and
+        ignored.
+        Of a strategy with fidelities: from a batch and a fidelity, int32 [], to scores or (scores, seconds),
+        float [batch] each.
       key: a typed key.
 
     Returns:
       The last state; its `codes`, `scores` [evaluations, ...] and `size` are the history, in order.
-
-    Raises:
-      TypeError: something else than a strategy, a function or a typed key.
-      ValueError: bounds that no architecture keeps, or scores of another shape.
     """
     check_search(strategy, evaluate, key, "architectures")
     shape = (strategy.batch, *score_shape(strategy))
@@ -128,153 +175,73 @@ def scan(strategy: Strategy, evaluate: Callable[..., Any], key: jax.Array) -> St
     return jax.lax.scan(lambda state, _: (turn(state), None), strategy.init(key), length=length)[0]
 
 
-def check_search(strategy: Any, evaluate: Any, key: Any, given: str) -> None:
-    """Checks what a search is made of.
+# ---- The parts of `run`, which `run_parallel` shares.
 
-    Args:
-      strategy: of the search.
-      evaluate: the function that it calls.
-      key: of the search.
-      given: what the function is called with: "values" of one architecture, or a batch of "architectures".
+
+def check_search(strategy: Any, evaluate: Any, key: Any, given: str) -> None:
+    """Checks a strategy, a key, and a function of "values" of one architecture, or of "architectures".
 
     Raises:
-      TypeError: something else than a strategy, a function and a typed key, or a function of more or fewer
-        arguments than the strategy gives it.
+      TypeError: something else.
     """
     check_strategy(strategy)
     if not callable(evaluate):
-        what = "the option values of an architecture to its score"
-        what = what if given == "values" else "a batch of architectures to scores"
-        raise TypeError(f"search: evaluate is {evaluate!r}, expected a function from {what}.")
-    _check_arguments(strategy, evaluate, (given,) if strategy.fidelities is None else (given, "fidelity"))
+        raise TypeError(f"search: evaluate is {evaluate!r}, expected a function of {given}.")
     check_key(key)
-
-
-def _check_arguments(strategy: Strategy, evaluate: Callable[..., Any], given: tuple[str, ...]) -> None:
-    if hasattr(evaluate, "__wrapped__"):  # It may take other arguments than it says.
-        return
+    arguments = (given,) if strategy.fidelities is None else (given, "fidelity")
     try:
         signature = inspect.signature(evaluate)
-    except ValueError:  # Some functions that are not written in Python have none.
+    except ValueError:  # of some functions that are not written in Python
         return
     try:
-        signature.bind(*given)
+        signature.bind(*arguments)
     except TypeError:
-        raise TypeError(
-            f"search: {type(strategy).__name__} calls evaluate({', '.join(given)}), but what was given "
-            f"takes {signature}."
-        ) from None
+        if not hasattr(evaluate, "__wrapped__"):  # which may take other arguments than it says
+            raise TypeError(
+                f"search: {type(strategy).__name__} calls evaluate({', '.join(arguments)}), but it takes "
+                f"{signature}."
+            ) from None
 
 
 def check_strategy(strategy: Any) -> None:
-    """Checks that something is a strategy.
-
-    Raises:
-      TypeError: it is not.
-    """
+    """Checks that something is a strategy; raises TypeError."""
     if not isinstance(strategy, Strategy):
-        what = strategy.__name__ if isinstance(strategy, type) else type(strategy).__name__
-        what += " itself, not one of its instances," if isinstance(strategy, type) else ""
         raise TypeError(
-            f"search: {what} is no strategy. A strategy is a frozen dataclass that inherits "
+            f"search: {strategy!r} is no strategy: an instance of a frozen dataclass that inherits "
             "jaxnas.search.Strategy and has a method ask."
         )
 
 
-def run(
+def open_history(
     strategy: Strategy,
     evaluate: Callable[..., Any],
     key: jax.Array,
-    *,
-    batched: bool = False,
-    evaluations: int | None = None,
-    history_path: str | os.PathLike | None = None,
-    name: str | None = None,
-    objective: str | Mapping[str, Any] | None = None,
-    before: Callable[[State], None] | None = None,
-    progress: Callable[[Standing], None] | None = None,
-) -> Result:
-    """Runs a search to its end, and returns what it found.
-
-    Args:
-      strategy: one of this package, or one's own; see `Strategy`.
-      evaluate: from the option values of one architecture, as `space.to_dict` gives them, to its score, a
-        number (or M of them); higher is better. Of a strategy with fidelities it takes the fidelity, an
-        int, too, and may return (score, seconds).
-      key: a typed key; the same key, settings and scores give the same search.
-      batched: whether `evaluate` takes a batch of architectures instead, arrays of option indices with a
-        leading axis n, and returns scores, float [n] (or [n, M]), or (scores, seconds), float [n] each. It is
-        called once for each generation; n is the strategy's batch, and less only at the end of a search
-        or of a rung.
-      evaluations: the budget, instead of the strategy's own.
-      history_path: a JSONL file with a line for each evaluation, appended to after each generation.
-        If it holds generations of this search, they are not evaluated again: the search goes on as
-        if it had never stopped. A generation that is not complete there is evaluated anew.
-        Searches of other names may share the file, one after the other.
-      name: of this search in the file; by default the strategy's.
-      objective: what tells this objective from others: a version, or a mapping of all that the scores depend
-        on, such as digests of weights and data. It is kept in the history and compared. None for a digest of
-        the function's code and constants; what other modules do and what arrays hold is in no digest.
-      before: called before each generation that has to be evaluated, with the state that the strategy was
-        asked with; as to begin elsewhere what it will ask for.
-      progress: called after each generation with how far the search has come.
-
-    Raises:
-      TypeError: something else than a strategy, a function or a typed key.
-      ValueError: bounds that no architecture keeps, scores of another shape, only failed evaluations
-        (after 20, or at the end), or a history that is damaged or of another search (the message has
-        what differs, and the file stays as it is).
-      OSError: before the first evaluation, if the history cannot be written.
-    """
-    check_search(strategy, evaluate, key, "architectures" if batched else "values")
-    if evaluations is not None:
-        strategy = dataclasses.replace(strategy, evaluations=evaluations)
-    check_cost(strategy)
-    name = name or strategy.name
+    path: str | os.PathLike | None,
+    name: str | None,
+    objective: str | Mapping[str, Any] | None,
+    **settings: Any,
+) -> History:
+    """The history of a search with what tells it from others; see `run`."""
+    _costs(strategy, strategy.space.smallest())  # raises before anything is evaluated
     told = objective if isinstance(objective, Mapping) else {"objective": objective or digest_of(evaluate)}
-    settings = history.settings_of(strategy, key) | files.plain(told)
-    recorded = [] if history_path is None else history.read(history_path, name)
-    processes.wait("the history is read")  # before the first of several processes writes to it
-    history.check_settings(recorded, settings, history_path)
-    check_length(recorded, strategy.evaluations, history_path)
-    state, lines, replaying, resumed = strategy.init(key), [], history_path is not None, 0
-    while not strategy.finished(state):
-        archs, asked = ask(strategy, state)
-        rows = np.flatnonzero(np.asarray(asked.valid))
-        if not len(rows):
-            state = asked  # exhausted
-            break
-        old = recorded[len(lines) : len(lines) + len(rows) + 1]
-        old = [line for line in old if line["generation"] == int(asked.generation)]
-        known = replaying and len(old) == len(rows)
-        if before is not None and not known:
-            before(state)
-        told = (
-            _recorded(strategy, old) if known else _evaluated(strategy, evaluate, asked, archs, rows, batched)
-        )
-        state = strategy.tell(asked, archs, *(_spread(x, rows, strategy.batch) for x in told))
-        new = make_lines(strategy, name, settings, state, lines)
-        if replaying:
-            check_replay(old, new, len(recorded) > len(lines) + len(old), history_path)
-        if known:
-            resumed += len(new)
-        elif history_path is not None and processes.is_first():
-            if replaying:  # A killed process, or a smaller budget, left a part of this generation.
-                history.cut(history_path, name, keep=len(lines))
-            files.append_lines(history_path, new)
-        replaying = replaying and known
-        lines += new
-        if len(lines) >= TELLING:
-            check_scores(state, lines)
-        if progress is not None:
-            progress(standing(strategy, state))
-    return make_result(strategy, state, lines, resumed)
+    settings = settings_of(strategy, key) | files.plain(told) | settings
+    return History(path, name or strategy.name, settings, strategy.evaluations)
 
 
 def ask(strategy: Strategy, state: State) -> tuple[Arch, State]:
     """`strategy.ask`, with what may be a fit of a predictor by one thread of the BLAS."""
     with one_thread():
         return jax.block_until_ready(strategy.ask(state))
+
+
+def _recorded(strategy: Strategy, lines: Sequence[Line], count: int) -> tuple[np.ndarray, ...] | None:
+    """What `_evaluated` gave of the recorded lines of a generation; None if it is not complete."""
+    if len(lines) != count:
+        return None
+    scores = np.asarray([line["score"] for line in lines], np.float32)  # null becomes NaN
+    if strategy.fidelities is None:
+        return (scores,)
+    return scores, np.asarray([line.get("seconds", 0.0) for line in lines], np.float32)
 
 
 def _evaluated(
@@ -285,23 +252,21 @@ def _evaluated(
     rows: np.ndarray,
     batched: bool,
 ) -> tuple[np.ndarray, ...]:
-    """What the evaluation says of some rows: scores, float32 [rows, ...], and seconds if it tells them."""
+    """The scores of some rows of a batch, float32 [rows, ...], and their seconds, if there are any."""
     archs = jax.tree.map(lambda x: x[rows], archs)
     fidelity = () if strategy.fidelities is None else (int(strategy.fidelity(asked)),)
-    if batched:
-        return _told(strategy, evaluate(archs, *fidelity), (len(rows),))
-    each = [_told(strategy, evaluate(values, *fidelity), ()) for values in strategy.space.to_dicts(archs)]
-    return tuple(np.stack(column) for column in zip(*each, strict=True))
+    lead = (len(rows),) if batched else ()
+    given = [archs] if batched else strategy.space.to_dicts(archs)
+    columns = []
+    for one in given:
+        told = evaluate(one, *fidelity)
+        pair = told if fidelity and isinstance(told, tuple) else (told,)
+        shapes = (lead + score_shape(strategy), lead)
+        columns.append([_checked(x, shape) for x, shape in zip(pair, shapes, strict=False)])
+    return tuple((np.concatenate if batched else np.stack)(column) for column in zip(*columns, strict=True))
 
 
-def _told(strategy: Strategy, told: Any, lead: tuple[int, ...]) -> tuple[np.ndarray, ...]:
-    """What one call returned: scores, float32 [*lead, ...], and seconds if it tells them."""
-    if strategy.fidelities is None or not isinstance(told, tuple):
-        return (_checked(told, "", lead + score_shape(strategy)),)
-    return _checked(told[0], "", lead + score_shape(strategy)), _checked(told[1], "seconds ", lead)
-
-
-def _checked(told: Any, what: str, shape: tuple[int, ...]) -> np.ndarray:
+def _checked(told: Any, shape: tuple[int, ...]) -> np.ndarray:
     """What an evaluation returned, as float32, if it has that shape."""
     try:
         array = np.asarray(told)
@@ -309,18 +274,10 @@ def _checked(told: Any, what: str, shape: tuple[int, ...]) -> np.ndarray:
         array = np.asarray(None)
     if array.shape != shape or array.dtype.kind not in "fiu" and array.dtype != "bfloat16":
         raise ValueError(
-            f"search: the evaluation returned {what}{array.dtype}{list(array.shape)}, expected float "
-            f"{list(shape)}" + (f" for {shape[0]} architectures." if shape else ": a number.")
+            f"search: the evaluation returned {array.dtype}{list(array.shape)}, expected float {list(shape)}"
+            + (f" for {shape[0]} architectures." if shape else ": a number.")
         )
     return array.astype(np.float32)
-
-
-def _recorded(strategy: Strategy, lines: list[history.Line]) -> tuple[np.ndarray, ...]:
-    """What the evaluation said of recorded lines, as `_evaluated`."""
-    scores = np.asarray([line["score"] for line in lines], np.float32)  # null becomes NaN
-    if strategy.fidelities is None:
-        return (scores,)
-    return scores, np.asarray([line.get("seconds", 0.0) for line in lines], np.float32)
 
 
 def _spread(told: np.ndarray, rows: np.ndarray, batch: int) -> np.ndarray:
@@ -330,41 +287,29 @@ def _spread(told: np.ndarray, rows: np.ndarray, batch: int) -> np.ndarray:
     return whole
 
 
-def make_lines(
+def record(
     strategy: Strategy,
-    name: str,
-    settings: dict,
     state: State,
-    before: list[history.Line],
+    history: History,
+    progress: Callable[[Standing], None] | None,
     note: Mapping[str, Any] | None = None,
-) -> list[history.Line]:
-    """The lines of the history behind those that there are, made of the state, with a note in each."""
+) -> None:
+    """Adds to the history what the state has beyond it, each line with a note, and reports the progress."""
     told = {"score": state.scores, **strategy.columns(state)}
     columns = {column: np.asarray(values) for column, values in told.items()}
-    codes, born = np.asarray(state.codes), np.asarray(state.born)
+    born, first, space = np.asarray(state.born), len(history.lines), strategy.space
     lines = []
-    for row in range(len(before), int(state.size)):
-        arch = strategy.space.decode(codes[row])
-        line = {
-            "index": row,
-            "strategy": name,
-            "generation": int(born[row]),
-            "architecture": strategy.space.to_dict(arch),
-            **_costs(strategy, arch),
-            **{column: values[row] for column, values in columns.items()},
-            **(note or {}),
-        }
-        lines.append(line if row else line | {"settings": settings})
-    return history.seal(lines, before)
-
-
-def check_cost(strategy: Strategy) -> None:
-    """Checks what the cost function returns, before anything is evaluated.
-
-    Raises:
-      TypeError: no dict of numbers by name.
-    """
-    _costs(strategy, strategy.space.smallest())
+    for row, code in enumerate(np.asarray(state.codes)[first : int(state.size)], start=first):
+        arch = space.decode(code)
+        made = {"index": row, "strategy": history.name, "generation": int(born[row])}
+        made |= {"architecture": space.to_dict(arch), **_costs(strategy, arch)}
+        lines.append(made | {column: values[row] for column, values in columns.items()} | {**(note or {})})
+    history.add(lines)
+    if len(history.lines) >= _HOPELESS:
+        _check_scores(state, history)
+    if progress is not None:
+        best = math.nan if _all_failed(state) else float(np.max(strategy.best(state)[1]))
+        progress(Standing(int(state.size), strategy.evaluations, best, int(state.skipped)))
 
 
 def _costs(strategy: Strategy, arch: Arch) -> dict[str, Any]:
@@ -379,81 +324,29 @@ def _all_failed(state: State) -> bool:
     return int(state.skipped) == int(state.size)
 
 
-def check_scores(state: State, lines: list[history.Line]) -> None:
-    """Checks that some evaluation gave a number.
-
-    Raises:
-      ValueError: none did; the message has the first reason, where the history has one.
-    """
+def _check_scores(state: State, history: History) -> None:
+    """Raises ValueError if all evaluations failed, with the first reason that the history has."""
     if _all_failed(state):
-        reason = next((line["error"] for line in lines if "error" in line), None)
+        reason = next((f"The first: {line['error']}. " for line in history.lines if "error" in line), "")
         raise ValueError(
-            f"search: all {int(state.size)} evaluations so far failed: "
-            + "they raised, or gave no finite number. "
-            + ("" if reason is None else f"The first time: {reason}. ")
-            + "Look at the evaluation (or at diverged weights), then start with a new history."
+            f"search: all {int(state.size)} evaluations failed: they raised, or gave no finite number. "
+            f"{reason}Look at the evaluation (or at diverged weights), then start with a new history."
         )
 
 
-def make_result(strategy: Strategy, state: State, lines: list[history.Line], resumed: int) -> Result:
-    """What a search found, of its last state and the lines of its history."""
-    check_scores(state, lines)
-    if len(lines) < strategy.evaluations and bool(state.exhausted):
+def make_result(strategy: Strategy, state: State, history: History) -> Result:
+    """The result of a search, from its last state and its history."""
+    _check_scores(state, history)
+    count, failed = len(history.lines), int(state.skipped)
+    if count < strategy.evaluations and bool(state.exhausted):
         # Only a space that can be listed is known to have no other one.
         level, what = (logging.WARNING, "found") if listed(strategy) is None else (logging.INFO, "left")
-        _log.log(
-            level,
-            "search: ends after %d of %d evaluations: no other feasible architecture is %s.",
-            *(len(lines), strategy.evaluations, what),
-        )
-    if int(state.skipped):
-        _log.warning(
-            "search: %d of %d evaluations failed: they raised, or gave no finite number.",
-            int(state.skipped),
-            len(lines),
-        )
+        ending = "search: ends after %d of %d evaluations: no other feasible architecture is %s."
+        _log.log(level, ending, count, strategy.evaluations, what)
+    if failed:
+        reason = "they raised, or gave no finite number"
+        _log.warning("search: %d of %d evaluations failed: %s.", failed, count, reason)
     arch, score = strategy.best(state)
     if strategy.objectives is not None:
-        return Result(arch, np.asarray(score), {}, state, lines, resumed)
-    return Result(arch, float(score), _costs(strategy, arch), state, lines, resumed)
-
-
-def check_length(recorded: list[history.Line], evaluations: int, path: Any) -> None:
-    """Checks that a history has no more evaluations than the budget.
-
-    Raises:
-      ValueError: it has more.
-    """
-    if len(recorded) > evaluations:
-        raise ValueError(
-            f"{path} holds {len(recorded)} evaluations of this search, more than "
-            f"evaluations={evaluations}. Give at least {len(recorded)}."
-        )
-
-
-def check_replay(old: list[history.Line], new: list[history.Line], more: bool, path: Any) -> None:
-    """Checks that the recorded lines of a generation are those that the search asked for.
-
-    Args:
-      old: the recorded lines of the generation, fewer than asked for if it was not complete.
-      new: the lines as they are now.
-      more: whether there are recorded lines behind those.
-      path: of the history.
-
-    Raises:
-      ValueError: they differ, in more than the scores that are evaluated anew.
-    """
-    wrong = len(old) > len(new) or (len(old) < len(new) and more)
-    fault = f"{len(old)} architectures, now {len(new)}" if wrong else None
-    for line, expected in zip(old, new, strict=False):
-        for name in {*line, *expected} - {"score", "seconds", "digest"}:
-            if line.get(name) != expected.get(name):
-                fault = f"{name} {line.get(name)}, now {expected.get(name)}"
-        if fault:
-            break
-    if fault:
-        raise ValueError(
-            f"{path} is not the history of this search: in generation {new[0]['generation']}, from index "
-            f"{new[0]['index']}, it recorded {fault}. Use the supernet, cost function and version that "
-            "wrote it, or another file."
-        )
+        return Result(arch, np.asarray(score), {}, state, history.lines, history.resumed)
+    return Result(arch, float(score), _costs(strategy, arch), state, history.lines, history.resumed)

@@ -1,7 +1,7 @@
 """Selections: from the architecture parameters of a differentiable search to one architecture.
 
-For any space and any task. The most probable options are `argmax`; several draws to evaluate are
-`candidates`; `perturbation` has a file of its own; and candidates that are trained alone run as a race:
+The most probable options are `argmax`, several draws to evaluate are `candidates`, and candidates that are
+trained alone run as a race:
 
     drawn = search.candidates(space, logits, key, 8, explore=0.25)
     race = search.SuccessiveHalving(space, given=search.Pool(space.encode(drawn.archs)), batch=1)
@@ -35,7 +35,7 @@ class Candidates(NamedTuple):
 
 
 def argmax(space: Space, logits: Arch) -> Arch:
-    """The hard architecture of the most probable options.
+    """Returns the hard architecture of the most probable options.
 
     Args:
       space: the search space.
@@ -58,7 +58,7 @@ def candidates(
     high: float | None = None,
     canonical: Callable[[Arch], Arch] | None = None,
 ) -> Candidates:
-    """Different architectures, drawn by the probabilities, and a share of them uniformly.
+    """Draws different architectures by the probabilities, and a share of them uniformly.
 
     Where the probabilities give too few, more are drawn uniformly, if any are.
 
@@ -70,20 +70,18 @@ def candidates(
       explore: the share drawn uniformly over the options of each decision, from 0 to 1.
       explore_key: of those; by default made of `key`.
       cost: from an architecture to one number, traceable; needed for bounds.
-      low: the least cost; None for no bound.
-      high: the greatest cost; None for no bound.
+      low, high: bounds of the cost; None for no bound.
       canonical: from an architecture to the one that stands for all that count as equal.
 
     Returns:
       At least one and at most `count` architectures, those drawn by the probabilities first.
 
     Raises:
-      ValueError: no draw keeps the bounds (the message has what they cost), or a setting is out of range.
+      ValueError: no draw keeps the bounds (the message has what they cost).
     """
     if count < 1 or not 0 <= explore <= 1:
         raise ValueError(
-            f"candidates: count is {count} and explore is {explore}; expected a count of at least 1 and a "
-            "share from 0 to 1."
+            f"candidates: count is {count}, expected at least 1, and explore is {explore}, expected 0 to 1."
         )
     if cost is None and (low is not None or high is not None):
         raise ValueError(f"candidates: there are bounds, low={low} and high={high}, but no cost.")
@@ -107,8 +105,7 @@ def candidates(
         every = np.concatenate(costs)
         raise ValueError(
             f"candidates: none of {len(every)} draws costs {low} to {high}; they cost {every.min():.6g} to "
-            f"{every.max():.6g}. Change the bounds, explore a larger share, or search for longer or with the "
-            "cost in the loss."
+            f"{every.max():.6g}. Change the bounds, explore more, or search with the cost in the loss."
         )
     keep = _first(space, codes, canonical)[:count]
     return Candidates(space.decode(codes[keep]), keep >= len(searched))
@@ -142,10 +139,7 @@ def similar_cost(
     count: int = 64,
     fixed: float = 0.0,
 ) -> Arch:
-    """Different random architectures as dear as a given one, without that one.
-
-    They are a baseline of equal cost: a found architecture that is no better than they are has only the right
-    size.
+    """Draws different random architectures as dear as a given one: a baseline of equal cost.
 
     Args:
       space: the search space.
@@ -159,19 +153,13 @@ def similar_cost(
 
     Returns:
       A batch of architectures, leading axis of at most `count`; it may be 0.
-
-    Raises:
-      ValueError: there is no cost of that name, or `fixed` is more than the given architecture costs.
     """
     costs = cost(arch)
     if name not in costs:
         raise ValueError(f"similar_cost: {name!r} is not a cost{nearest(name, costs)}")
     dear = np.asarray(costs[name]).item()
     if fixed > dear:
-        raise ValueError(
-            f"similar_cost: fixed is {fixed:,}, and the architecture has {name} of {dear:,}; expected at "
-            "most as much."
-        )
+        raise ValueError(f"similar_cost: fixed is {fixed:,}, and the architecture has {name} of {dear:,}.")
     slack = slack * (dear - fixed)
     bounds = {name: (dear - slack, dear + slack)}
     strategy = RandomSearch(space, cost, bounds, evaluations=count, batch=count)

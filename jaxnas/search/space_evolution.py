@@ -1,16 +1,14 @@
 """Evolution of a search space: the options of its choices move to where sampled architectures err less.
 
-S3 (Chen et al., "Searching the Search Space of Vision Transformer", NeurIPS 2021, arXiv 2111.14725). A
-supernet is trained, architectures of its space are sampled and measured, and the next supernet has the moved
-space:
+S3 (Chen et al., "Searching the Search Space of Vision Transformer", NeurIPS 2021, arXiv 2111.14725) trains a
+supernet, measures architectures of its space, and moves the space for the next supernet:
 
     archs = space.sample(key, 1000)
     errors = 1 - np.asarray(evaluate(variables, archs)["accuracy"])
     evolved = search.evolve_space(space, archs, errors, rules={"depth": search.ShiftRule(most=16)})
     evolved.space  # of the next supernet
 
-Its parts are functions of their own. All are pure, on the host and in float64. They know a space and a table
-of errors, and no network: the stage of a network is a part of the name of a choice, as in "stage3_window".
+All functions are pure, on the host and in float64; the stage of a network is a part of the name of a choice.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from jaxnas.checks import check_numbers
-from jaxnas.choice import Choice, Option, nearest
+from jaxnas.choice import Option, nearest
 from jaxnas.space import Arch, Space
 
 TOP = 50  # architectures whose mean error is the top-tier error, as in the paper
@@ -31,13 +29,8 @@ LEAST_SAMPLE = 10  # architectures; what fewer of them say about a space is chan
 _SURE = 2  # standard errors; a slope within them is taken for chance
 
 
-# ---- The E-T error of a sample.
-
-
 def et_error(errors: Any, *, top: int = TOP) -> float:
-    """The E-T error Q = (Q_e + Q_t) / 2 of a sample of architectures (S3, the measure of a space).
-
-    Q_e, the expected error, is the mean of all; Q_t, the top-tier error, is the mean of the `top` least ones.
+    """Returns the E-T error of a sample: half its mean error and half the mean of its `top` least errors.
 
     Args:
       errors: of the architectures, [n]; less is better.
@@ -53,9 +46,8 @@ def et_error(errors: Any, *, top: int = TOP) -> float:
 def _terms(errors: np.ndarray, weights: np.ndarray, top: int) -> np.ndarray:
     """Numbers whose weighted mean is the E-T error, one for each architecture, [n].
 
-    The mean of the top ones is q - sum(w (q - error)+) / sum(w of the top ones) with their greatest error q,
-    and so it is a mean over all architectures, too. The spread of these numbers tells how far chance moves
-    the E-T error: to first order it makes no difference that q is itself one of the sampled errors.
+    The mean of the top ones is q - sum(w (q - error)+) / sum(w of the top ones) with their greatest error q.
+    The spread of these numbers tells how far chance moves the E-T error, to first order.
     """
     order = np.argsort(errors, kind="stable")
     before = np.cumsum(weights[order]) - weights[order]
@@ -66,14 +58,13 @@ def _terms(errors: np.ndarray, weights: np.ndarray, top: int) -> np.ndarray:
 
 
 def _sample(errors: Any, top: int) -> np.ndarray:
-    """The errors, float64 [n]; refuses what is no sample."""
+    """The errors, float64 [n]; raises ValueError for what is no sample."""
     errors = np.asarray(errors, np.float64)
     if errors.ndim != 1:
         raise ValueError(
             f"The errors have the shape {list(errors.shape)}; expected [n], one for each architecture."
         )
-    wrong = np.flatnonzero(~np.isfinite(errors))
-    if len(wrong):
+    if len(wrong := np.flatnonzero(~np.isfinite(errors))):
         raise ValueError(
             f"{len(wrong)} of {len(errors)} errors are no numbers, the first of architecture {wrong[0]}: "
             f"{errors[wrong[0]]}. Evaluate these again, or leave them out together with their architectures."
@@ -88,9 +79,6 @@ def _sample(errors: Any, top: int) -> np.ndarray:
     return errors
 
 
-# ---- Its decomposition, and a line through it.
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class OptionErrors:
     """The E-T errors of the members of each option of a choice.
@@ -98,9 +86,8 @@ class OptionErrors:
     Attributes:
       options: of the choice, k of them.
       errors: the E-T error of each option, float64 [k].
-      deviations: what each architecture adds to the difference of an E-T error from that of infinitely many
-        architectures, to first order, float64 [n, k]. The root of the sum of their squares is the standard
-        error.
+      deviations: what each architecture adds, to first order, to the difference of an E-T error from that of
+        infinitely many architectures, float64 [n, k]; the norm of a column is the standard error.
     """
 
     options: tuple[Option, ...]
@@ -111,12 +98,11 @@ class OptionErrors:
 def decompose(
     space: Space, archs: Arch, errors: Any, *, top: int = TOP, names: Collection[str] | None = None
 ) -> dict[str, OptionErrors]:
-    """The E-T error of a sample by choice and option (S3: of subspaces, one for each dimension of a stage).
+    """Returns the E-T error of a sample by choice and option (in S3, of subspaces).
 
-    The members of an option of a choice made once are the architectures that have it. A repeated choice is
-    one dimension, and its positions are pooled: an architecture counts for an option by the share of its
-    active positions that have it. So all architectures count the same, however deep they are. A difference
-    between options is that of one position on average, not of all positions together.
+    The members of an option of a choice made once are the architectures that have it. The positions of a
+    repeated choice are pooled: an architecture counts for an option by the share of its active positions that
+    have it, so that all architectures count the same, however deep they are.
 
     Args:
       space: the search space.
@@ -125,32 +111,23 @@ def decompose(
       top: how many members count for the top-tier error of an option; all, where there are no more.
       names: of the choices; by default all.
 
-    Returns:
-      The errors by name, in the order of the space.
-
     Raises:
-      ValueError: architectures of another space or number; an unknown name; what `et_error` refuses; an
-        option without members.
+      ValueError: architectures of another space or number; an unknown name; an option without members.
     """
     errors = _sample(errors, top)
-    _check_archs(space, archs, len(errors))
     _check_names(space, names or (), "names")
+    space.check(archs)
+    if (batch := space.encode(archs).shape[:-1]) != errors.shape:
+        raise ValueError(
+            f"There are {len(errors)} errors, but the architectures have the leading axes {list(batch)}, "
+            f"expected [{len(errors)}]: a batch of as many, as space.sample(key, {len(errors)}) gives it."
+        )
     shares = _shares(space, archs, len(errors))
     return {
         name: _of_options(name, choice.options, shares[name], errors, top)
         for name, choice in space.decisions
         if names is None or name in names
     }
-
-
-def _check_archs(space: Space, archs: Arch, count: int) -> None:
-    batch = space.encode(archs).shape[:-1]  # refuses soft ones
-    space.check(archs)
-    if batch != (count,):
-        raise ValueError(
-            f"There are {count} errors, but the architectures have the leading axes {list(batch)}, expected "
-            f"[{count}]: a batch of as many, as space.sample(key, {count}) gives it."
-        )
 
 
 def _shares(space: Space, archs: Arch, count: int) -> dict[str, np.ndarray]:
@@ -176,9 +153,8 @@ def _of_options(
         weights = shares[:, column]
         if not weights.any():
             raise ValueError(
-                f"None of the {len(errors)} architectures has the option {option!r} of {name!r}, so nothing "
-                "is known about it. Sample more architectures, or leave this choice out "
-                f"(of evolve_space by fixed=({name!r},))."
+                f"None of the {len(errors)} architectures has the option {option!r} of {name!r}. Sample "
+                f"more, or leave this choice out (of evolve_space by fixed=({name!r},))."
             )
         terms = _terms(errors - least, weights, top)
         mean = np.average(terms, weights=weights)
@@ -188,16 +164,12 @@ def _of_options(
 
 
 def fit_line(found: OptionErrors) -> tuple[float, float, float]:
-    """The line through the E-T errors of the options of a choice, by least squares (S3: of each subspace).
+    """Fits a line through the E-T errors of the options of a choice, by least squares.
 
     Returns:
-      Its slope w, error for each unit of the option. The standard error of the slope, by the chance of which
-      architectures were sampled; that of training and of the data that they were measured on is not in it,
-      and a threshold keeps small slopes from counting. The part of the differences between the options that
-      the line explains, from 0 to 1; 0 where there is no difference, and always 1 of two options that differ.
-
-    Raises:
-      ValueError: fewer than two options, or options that are no numbers.
+      Its slope, error for each unit of the option. The standard error of the slope, by the chance of which
+      architectures were sampled. The part of the differences between the options that the line explains, from
+      0 to 1; 0 where there is no difference.
     """
     if len(found.options) < 2 or any(isinstance(option, str) for option in found.options):
         raise ValueError(f"fit_line: a line needs two options that are numbers; got {found.options}.")
@@ -211,9 +183,6 @@ def fit_line(found: OptionErrors) -> tuple[float, float, float]:
     return slope, float(np.linalg.norm(found.deviations @ factors)), explained
 
 
-# ---- The shift of a choice.
-
-
 @dataclasses.dataclass(frozen=True)
 class ShiftRule:
     """How the options of one choice may move, and which values are legal.
@@ -221,17 +190,14 @@ class ShiftRule:
     Attributes:
       step: the distance of one step, gamma in the paper; None for the least distance between two options.
       threshold: by how much the line must fall over a step for one step to be made, by twice as much for two,
-        and so on. It is gamma times the paper's tau, which is a slope. None makes one step where the slope
-        is beyond twice its standard error, and none elsewhere.
+        and so on: gamma times the paper's tau. None makes one step where the slope is beyond twice its
+        standard error, and none elsewhere.
       least: no option may be below it. None keeps positive options positive, and others at 0 or above unless
         there is one below 0.
       most: no option may be above it; None for no bound.
       multiple: options are multiples of it, as of 8 for widths: moved ones are rounded to the nearest.
       values: all legal values, where they do not lie at even distances, as windows that divide a map. An
         option then moves by one place in them for each step.
-
-    Raises:
-      ValueError: a step, threshold or multiple that is no number above 0, or `least` above `most`.
     """
 
     step: float | None = None
@@ -250,28 +216,10 @@ class ShiftRule:
             )
 
 
-def steps_of(slope: float, standard_error: float, step: float, threshold: float | None = None) -> int:
-    """How many steps the options of a choice make along the negative slope; see `ShiftRule`.
-
-    Args:
-      slope: of the line through the errors of the options.
-      standard_error: of the slope.
-      step: the distance of one step, gamma.
-      threshold: the fall of the line over one step that is needed, tau gamma.
-
-    Returns:
-      -floor(w / tau), taken of the size of w, so that a slope below tau moves nothing; without a threshold
-      -1, 0 or 1.
-    """
-    if threshold is None:
-        return -int(math.copysign(1, slope)) if abs(slope) > _SURE * standard_error else 0
-    return -int(slope * step / threshold)  # int() cuts towards 0
-
-
 def shift_options(
     name: str, options: tuple[float, ...], steps: int, rule: ShiftRule = ShiftRule()
 ) -> tuple[float, ...]:
-    """The options of a choice moved by some steps and rounded; those that are no longer legal are dropped.
+    """Returns options moved by some steps, and rounded; those that are no longer legal are dropped.
 
     Whole numbers stay whole numbers. Without steps nothing changes.
 
@@ -287,12 +235,12 @@ def shift_options(
     whole = all(isinstance(option, int) for option in options)
     if wrong := [option for option in options if not _is_legal(option, options, rule)]:
         raise ValueError(
-            f"{name!r} has the options {options}, of which {wrong} are not legal; its limits are: "
-            f"{_limits(rule)}. Widen them, or restrict the space first."
+            f"{name!r} has the options {options}, of which {wrong} are not legal by {rule}. "
+            "Widen the limits, or restrict the space first."
         )
     if not steps:
         return options
-    step, moved = step_of(options, rule), list[float]()
+    step, moved = _step_of(options, rule), list[float]()
     places = sorted(rule.values)
     for option in options:
         if places:
@@ -309,25 +257,18 @@ def shift_options(
     if not legal:
         raise ValueError(
             f"{name!r} would have no legal value left: its options {options} move by {steps} x {step:g} to "
-            f"{tuple(moved)}, and its limits are: {_limits(rule)}. Widen them, or take a smaller step or a "
-            f"larger threshold in rules[{name!r}], or leave the choice as it is by fixed=({name!r},)."
+            f"{tuple(moved)}, and the rule is {rule}. Widen its limits, take a smaller step or a larger "
+            f"threshold in rules[{name!r}], or leave the choice as it is by fixed=({name!r},)."
         )
     return legal
 
 
-def step_of(options: tuple[float, ...], rule: ShiftRule = ShiftRule()) -> float:
-    """The distance of one step: that of the rule, or the least one between two of the options.
-
-    Raises:
-      ValueError: one option alone, and no step in the rule.
-    """
-    if rule.step is not None:
-        return rule.step
-    if len(options) < 2:
+def _step_of(options: tuple[float, ...], rule: ShiftRule) -> float:
+    if rule.step is None and len(options) < 2:
         raise ValueError(
             f"One option alone, {options}, says no distance of a step; give ShiftRule(step=...)."
         )
-    return float(np.diff(np.sort(options)).min())
+    return float(np.diff(np.sort(options)).min()) if rule.step is None else rule.step
 
 
 def _is_legal(value: float, options: tuple[float, ...], rule: ShiftRule) -> bool:
@@ -346,29 +287,15 @@ def _is_legal(value: float, options: tuple[float, ...], rule: ShiftRule) -> bool
     )
 
 
-def _limits(rule: ShiftRule) -> str:
-    """The limits of a rule in words."""
-    if rule.values:
-        return f"one of {rule.values}"
-    given = {"least": rule.least, "most": rule.most, "multiple": rule.multiple}
-    texts = [f"{name}={value:g}" for name, value in given.items() if value is not None]
-    return ", ".join(texts if rule.least is not None else ["positive options stay positive", *texts])
-
-
-# ---- All of it: from a space to the next.
-
-
 @dataclasses.dataclass(frozen=True)
 class Shift:
-    """What became of one choice.
+    """The move of one choice.
 
     Attributes:
       name: of the choice.
-      old: its options.
-      new: its options in the next space.
+      old, new: its options in the space and in the next one.
       step: the distance of one step.
-      steps: how many were made along the negative slope; below 0 towards smaller values, and 0 where rounding
-        brought all options back.
+      steps: along the negative slope; 0 where rounding brought all options back.
       slope, standard_error, r_squared: of the line through the errors of the options; see `fit_line`.
     """
 
@@ -408,7 +335,7 @@ def evolve_space(
     fixed: Collection[str] = (),
     top: int = TOP,
 ) -> EvolvedSpace:
-    """One step of the evolution of a space (S3, its algorithm of space evolution).
+    """Returns the next space (S3's algorithm of space evolution).
 
     All options of a choice move together, along the negative slope of the line through their E-T errors. What
     is repeated up to a depth gets as many positions as the depth then needs. Some choices stay as they are:
@@ -426,13 +353,9 @@ def evolve_space(
       fixed: names of choices that do not move.
       top: how many architectures count for a top-tier error.
 
-    Returns:
-      The next space and what led to it.
-
     Raises:
-      TypeError: soft architectures, or a rule that is none.
-      ValueError: architectures of another space; an unknown name; a rule for a choice that cannot move; what
-        `et_error`, `decompose` and `shift_options` refuse.
+      ValueError: architectures of another space; an unknown name; a rule for a choice that cannot move;
+        options that are not legal, or none that is after the move.
     """
     rules, movable = rules or {}, _movable(space, fixed)
     _check_names(space, fixed, "fixed")
@@ -450,8 +373,11 @@ def evolve_space(
         slope, error, explained = fit_line(found)
         options: Any = found.options
         rule = rules.get(name, ShiftRule())
-        step = step_of(options, rule)
-        steps = steps_of(slope, error, step, rule.threshold)
+        step = _step_of(options, rule)
+        if rule.threshold is None:
+            steps = -int(math.copysign(1, slope)) if abs(slope) > _SURE * error else 0
+        else:
+            steps = -int(slope * step / rule.threshold)  # int() cuts towards 0
         new = shift_options(name, options, steps, rule)
         steps = steps if new != options else 0
         shifts.append(Shift(name, options, new, step, steps, slope, error, explained))
@@ -491,17 +417,11 @@ def _replace(space: Space, options: Mapping[str, tuple[Option, ...]]) -> Space:
         for pair in pairs:
             known = [lengths[name] for name in pair if name in lengths]
             lengths |= dict.fromkeys(pair, max(known)) if known else {}
-    return Space(**{name: _lengthen(choice, lengths.get(name)) for name, choice in choices.items()})
-
-
-def _lengthen(choice: Choice, length: int | None) -> Choice:
-    """A repeated choice with another number of positions; new ones have the options of the last one."""
-    if length is None or length == choice.length:
-        return choice
-    if choice.per_position is None:
-        return choice.replace(length=length)
-    rows = list(choice.per_position[:length])
-    return choice.keep(rows + [rows[-1]] * (length - len(rows)))
+    for name, length in lengths.items():
+        last = math.prod(choices[name].shape) - 1  # new positions have the options of the last one
+        rows = [choices[name].options_at(min(place, last)) for place in range(length)]
+        choices[name] = choices[name].keep(rows) if length != last + 1 else choices[name]
+    return Space(**choices)
 
 
 def _check_names(space: Space, names: Collection[str], what: str) -> None:

@@ -1,6 +1,6 @@
-"""What every strategy is: settings, a first state, and how scores enter the state.
+"""Strategies: settings, a state, and how scores enter the state.
 
-A strategy of one's own inherits `Strategy` and says which architectures it asks for next:
+A user-defined strategy inherits `Strategy` and proposes the next architectures:
 
     @dataclasses.dataclass(frozen=True)
     class Mine(search.Strategy):
@@ -12,6 +12,14 @@ A strategy of one's own inherits `Strategy` and says which architectures it asks
             codes = ...  # candidates, int32 [n, space.length]
             state = dataclasses.replace(state, key=key)
             return search.propose(self, state, ask_key, [(codes, self.batch)])
+
+Several architectures can be evaluated at a time, where `batch` is 1. Those that are being evaluated are never
+asked for again, and are no parents:
+
+    archs, state = strategy.ask(state)
+    state = begin_evaluation(strategy, state, archs)  # and ask again, as often as there are workers
+    ...
+    state = end_evaluation(strategy, state, archs, scores)  # of any that began, in any order
 """
 
 import dataclasses
@@ -26,8 +34,43 @@ import numpy as np
 from jaxnas.checks import check_counts
 from jaxnas.search import bounds as bounds_lib
 from jaxnas.search.bounds import Cost
-from jaxnas.search.state import State, next_rows, ranking
 from jaxnas.space import Arch, Space, check_space
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class State:
+    """The state of a search. H = evaluations (the capacity), P = batch, L = space.length.
+
+    Attributes:
+      key: a typed key, [].
+      codes: the evaluated architectures, encoded; -1 in free rows. int32 [H, L]
+      scores: their scores; NaN where an evaluation failed, and in free rows. float32 [H], or
+        [H, M] of a strategy with M objectives.
+      born: the generation of each. int32 [H]
+      size: the number of rows in use. int32 []
+      generation: the number of generations told. int32 []
+      skipped: how many evaluations failed: they are not repeated, and never are parents. int32 []
+      valid: the rows of the batch last asked that are to be evaluated. bool [P]
+      exhausted: no new feasible architecture was found for some row. bool []
+      seeds: codes of some feasible architectures. int32 [S, L]
+      memory: what the strategy itself keeps, a pytree; () if nothing.
+      pending: how many architectures are being evaluated, asked one at a time: their codes are in the
+        rows after `size`; see `begin_evaluation`. int32 []
+    """
+
+    key: jax.Array
+    codes: jax.Array
+    scores: jax.Array
+    born: jax.Array
+    size: jax.Array
+    generation: jax.Array
+    skipped: jax.Array
+    valid: jax.Array
+    exhausted: jax.Array
+    seeds: jax.Array
+    memory: Any = ()
+    pending: jax.Array | int = 0
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -38,16 +81,12 @@ class Pool:
 
 
 def check_pool(pool: Any, space: Space, what: str) -> np.ndarray:
-    """The codes of a pool, int [n, space.length], if they are of the space.
+    """Checks that a pool is of a space, and returns its codes, int [n, space.length].
 
     Args:
       pool: that was given.
       space: of the search.
-      what: the start of the message: who has the pool, and as what.
-
-    Raises:
-      TypeError: something else than a pool.
-      ValueError: it is empty, its codes have another shape or are no ints, or some is not of the space.
+      what: the start of the message: the owner and the field.
     """
     if not isinstance(pool, Pool):
         raise TypeError(
@@ -64,14 +103,14 @@ def check_pool(pool: Any, space: Space, what: str) -> np.ndarray:
         row = int(np.argmax(outside))
         raise ValueError(
             f"{what} has codes that are not of the space, first in row {row}: {codes[row].tolist()}; the "
-            f"elements have {space.sizes.tolist()} options. Make them by space.encode(archs)."
+            f"elements have {space.sizes.tolist()} options."
         )
     return codes
 
 
 @dataclasses.dataclass(frozen=True)
 class Strategy:
-    """What all strategies share; a subclass is a frozen dataclass, too, and has at least `ask`.
+    """The base of all strategies; a subclass is a frozen dataclass, too, and has at least `ask`.
 
         state = strategy.init(key)
         while not strategy.finished(state):
@@ -79,9 +118,8 @@ class Strategy:
             state = strategy.tell(state, archs, evaluate(archs))
         arch, score = strategy.best(state)
 
-    `ask`, `tell` and `finished` are pure and work under jit, vmap and scan. The properties below say
-    what a strategy has; a subclass replaces one by a property or an attribute of its own, or by a field with
-    a default.
+    `ask`, `tell` and `finished` are pure and work under jit, vmap and scan. A subclass replaces a property
+    below by a property, an attribute, or a field with a default.
 
     Attributes:
       space: the search space.
@@ -112,22 +150,22 @@ class Strategy:
 
     @property
     def name(self) -> str:
-        """What a history calls a search by this strategy."""
+        """The name of a search by this strategy in a history."""
         return type(self).__name__
 
     @property
     def batch(self) -> int:
-        """How many architectures are asked for at a time."""
+        """The number of architectures that are asked for at a time."""
         return 1
 
     @property
     def objectives(self) -> int | None:
-        """How many scores an architecture has; None for a single one, without an axis of scores."""
+        """The number of scores of an architecture; None for a single one, without an axis of scores."""
         return None
 
     @property
     def fidelities(self) -> int | None:
-        """How many fidelities there are; None: the evaluation takes no fidelity and tells no seconds."""
+        """The number of fidelities; None: the evaluation takes no fidelity and returns no seconds."""
         return None
 
     @property
@@ -146,10 +184,9 @@ class Strategy:
         return True
 
     def init(self, key: jax.Array) -> State:
-        """The state before the first generation.
+        """Returns the state before the first generation.
 
         Raises:
-          TypeError: not a typed key.
           ValueError: bounds that no architecture keeps; the message has the reachable range.
         """
         check_key(key)
@@ -171,7 +208,7 @@ class Strategy:
 
     @functools.partial(jax.jit, static_argnums=0)
     def ask(self, state: State) -> tuple[Arch, State]:
-        """A batch of architectures to evaluate, and the next state.
+        """Returns a batch of architectures to evaluate, and the next state.
 
         Rows where `state.valid` is False are fillers, and are ignored by `tell`: the budget of
         evaluations ends, or (`state.exhausted`) no other new feasible architecture was found.
@@ -186,25 +223,17 @@ class Strategy:
 
     @functools.partial(jax.jit, static_argnums=0)
     def tell(self, state: State, archs: Arch, scores: Any) -> State:
-        """The state that knows the scores of the batch last asked.
+        """Returns the state that knows the scores of the batch last asked.
 
         Args:
           state: as `ask` returned it.
           archs: the architectures that `ask` returned, leading axis `batch`.
           scores: float [batch], or [batch, objectives]; higher is better. A row with a NaN or an
             infinity failed: it is counted in `skipped`, and never is the best or a parent.
-
-        Raises:
-          ValueError: other shapes or dtypes.
         """
         expected = (self.batch, *score_shape(self))
         scores = as_told("scores", scores, expected).astype(jnp.float32)
         codes = self.space.encode(archs)
-        if codes.shape[:-1] != expected[:1]:
-            raise ValueError(
-                f"tell: architectures have batch axes {codes.shape[:-1]}, expected "
-                f"{expected[:1]}: pass the batch that ask returned."
-            )
         failed = jnp.any(~jnp.isfinite(scores.reshape(len(scores), -1)), axis=1)
         scores = jnp.where(failed.reshape(-1, *[1] * (scores.ndim - 1)), jnp.nan, scores)
         rows = next_rows(state.size, state.valid, self.evaluations)
@@ -224,39 +253,91 @@ class Strategy:
         return (state.size >= self.evaluations) | (state.exhausted & ~jnp.any(state.valid))
 
     def best(self, state: State) -> tuple[Arch, jax.Array]:
-        """The architecture with the best score, and the score.
-
-        Raises:
-          ValueError: no score is a number.
-        """
+        """Returns the architecture with the best score, and the score."""
         order, count = ranking(state)
-        if not isinstance(count, jax.core.Tracer) and count == 0:
-            raise ValueError(f"best: {nothing_usable(state)}")
+        check_best(state, count)
         return self.space.decode(state.codes[order[0]]), state.scores[order[0]]
 
     def fidelity(self, state: State) -> jax.Array:
-        """The fidelity at which the batch last asked is to be evaluated, int32 []; 0 is the cheapest."""
+        """Returns the fidelity of the batch last asked, int32 []; 0 is the cheapest."""
         return jnp.zeros((), jnp.int32)
 
     def columns(self, state: State) -> dict[str, jax.Array]:
-        """What the history says of each evaluation beside its score: arrays [H] by name."""
+        """Returns what the history has of each evaluation beside its score: arrays [H] by name."""
         return {}
 
 
+@functools.partial(jax.jit, static_argnums=0)
+def begin_evaluation(strategy: Strategy, state: State, archs: Arch) -> State:
+    """Returns the state in which the architecture that was asked for is being evaluated.
+
+    Args:
+      strategy: of the search, with a batch of 1.
+      state: as `ask` returned it; nothing changes where it is not valid.
+      archs: the architecture that `ask` returned, leading axis 1.
+    """
+    row = jnp.where(state.valid, state.size + state.pending, strategy.evaluations)  # [1]
+    return dataclasses.replace(
+        state,
+        codes=state.codes.at[row].set(strategy.space.encode(archs), mode="drop"),
+        pending=state.pending + jnp.sum(state.valid, dtype=jnp.int32),
+        valid=jnp.zeros_like(state.valid),
+    )
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def end_evaluation(strategy: Strategy, state: State, archs: Arch, scores: Any) -> State:
+    """Returns the state that knows the score of one architecture whose evaluation began.
+
+    Args:
+      strategy: of the search, with a batch of 1.
+      state: in which the architecture is being evaluated; the score of another one is ignored.
+      archs: the architecture, leading axis 1.
+      scores: float [1]; NaN where the evaluation failed.
+    """
+    row = jnp.arange(strategy.evaluations)
+    begun = (row >= state.size) & (row < state.size + state.pending)
+    same = begun & jnp.all(state.codes == strategy.space.encode(archs), axis=1)
+    place, there = jnp.argmax(same), jnp.any(same)
+    # `tell` writes to the row at `size`. The architecture that stands there moves to the place of the one
+    # that is told, so that the rows that are being evaluated stay together.
+    codes = state.codes.at[place].set(jnp.where(there, state.codes[state.size], state.codes[place]))
+    state = dataclasses.replace(
+        state, codes=codes, pending=state.pending - there.astype(jnp.int32), valid=there[None]
+    )
+    return strategy.tell(state, archs, scores)
+
+
+# ---- For strategies.
+
+
+def ranking(state: State) -> tuple[jax.Array, jax.Array]:
+    """Returns the rows of the history from the best score down, int32 [H], and how many of them count."""
+    usable = ~jnp.isnan(state.scores)  # [H]
+    order = jnp.lexsort((-jnp.where(usable, state.scores, 0), ~usable))
+    return order.astype(jnp.int32), jnp.sum(usable, dtype=jnp.int32)
+
+
+def next_rows(start: jax.Array, used: jax.Array, beyond: int) -> jax.Array:
+    """Returns consecutive rows from `start` for what is used, and the row `beyond` the end for the rest."""
+    return jnp.where(used, start + jnp.cumsum(used, dtype=jnp.int32) - 1, beyond)
+
+
+def canonical(strategy: Strategy, codes: jax.Array) -> jax.Array:
+    """Returns the codes [n, L] of the architectures that stand for these; see `Strategy.canonical`."""
+    space, function = strategy.space, strategy.canonical or strategy.space.canonical
+    return jax.vmap(lambda code: space.encode(function(space.decode(code))))(codes)
+
+
 def score_shape(strategy: Strategy) -> tuple[int, ...]:
-    """The shape of the scores of one architecture: () for one score, (M,) for M objectives."""
+    """Returns the shape of the scores of one architecture: () for one score, (M,) for M objectives."""
     return () if strategy.objectives is None else (strategy.objectives,)
 
 
 def as_told(what: str, told: Any, shape: tuple[int, ...]) -> jax.Array:
-    """The scores or seconds that an evaluation returned, as a float array of that shape.
-
-    Raises:
-      ValueError: no array, or one of another shape or dtype.
-    """
-    text = any(isinstance(leaf, str) for leaf in jax.tree.leaves(told))
+    """Returns the scores or seconds of an evaluation as a float array, if they have a shape."""
     try:
-        array = jnp.asarray(None if text else told)
+        array = jnp.asarray(told)
         given = f"{array.dtype}{list(array.shape)}"
     except (TypeError, ValueError):  # None, text, a dict or rows of different lengths
         array, given = None, f"a {type(told).__name__} that is no array"
@@ -268,25 +349,14 @@ def as_told(what: str, told: Any, shape: tuple[int, ...]) -> jax.Array:
     return array
 
 
-def canonical(strategy: Strategy, codes: jax.Array) -> jax.Array:
-    """The codes [n, L] of the architectures that stand for these; see `Strategy.canonical`."""
-    space, function = strategy.space, strategy.canonical or strategy.space.canonical
-    return jax.vmap(lambda code: space.encode(function(space.decode(code))))(codes)
-
-
-def nothing_usable(state: State) -> str:
-    """A sentence for a search without any score that is a number."""
-    if state.size == 0:
-        return "none of 0 evaluations gave a number."
-    return f"none of {int(state.size)} evaluations gave a finite number."
+def check_best(state: State, count: Any) -> None:
+    """Checks that some scores count, where it is known how many do."""
+    if not isinstance(count, jax.core.Tracer) and count == 0:
+        raise ValueError(f"best: none of {int(state.size)} evaluations gave a number that counts.")
 
 
 def check_key(key: Any) -> None:
-    """Checks that a key is one typed key.
-
-    Raises:
-      TypeError: it is something else.
-    """
+    """Checks that a key is one typed key; raises TypeError."""
     typed = isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
     if not typed or key.shape:
         what = jax.typeof(key) if isinstance(key, jax.Array) else repr(key)

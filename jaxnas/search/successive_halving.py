@@ -14,18 +14,17 @@ import numpy as np
 
 from jaxnas.checks import check_counts, check_numbers
 from jaxnas.search.proposals import propose
-from jaxnas.search.state import State, next_rows
-from jaxnas.search.strategy import Pool, Strategy, as_told, check_pool
-from jaxnas.space import Arch, Space, check_space
+from jaxnas.search.strategy import Pool, State, Strategy, as_told, check_best, check_pool, next_rows
+from jaxnas.space import Arch, check_space
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Race:
-    """The memory of a state: what was evaluated how, and the rung of the race that is being run.
+    """The memory of a state: its evaluations' fidelities and seconds, and the rung of the race that runs.
 
-    A rung is the architectures of a race at one fidelity. The history holds a race's rungs one after
-    the other, so two row numbers tell what the rung before had found.
+    A rung is the architectures of a race at one fidelity. The history holds a race's rungs one after the
+    other, so two row numbers tell what the rung before had found.
 
     Attributes:
       fidelity: of each evaluation; -1 in free rows. int32 [H]
@@ -50,30 +49,28 @@ class Race:
 class Hyperband(Strategy):
     """Races of successive halving that start at each fidelity in turn, until the budget is spent.
 
-    A race that starts at fidelity f draws architectures that were never evaluated, evaluates them at
-    f, and takes the best 1 / `eta` of them to the next fidelity, up to the last. With `starts=(0,)`
-    every race starts at the cheapest: `SuccessiveHalving`. Use as `Strategy`, but for two things:
+    A race that starts at fidelity f draws architectures that were never evaluated, evaluates them at f, and
+    promotes the best 1 / `eta` of them to the next fidelity, up to the last. Use as `Strategy`, but with
+    fidelities and seconds:
 
         archs, state = strategy.ask(state)                # all of one fidelity
         scores, seconds = evaluate(archs, strategy.fidelity(state))
         state = strategy.tell(state, archs, scores, seconds)
 
-    An evaluation counts if it ends within the budget; the best is that at the highest fidelity of
-    which there is a score. Scores that are no numbers never go on.
-
-    With `given` there is one race, of these architectures and in their order, from the cheapest
-    fidelity to the last.
+    An evaluation counts if it ends within the budget; the best is that at the highest fidelity of which there
+    is a score. Scores that are no numbers are never promoted.
 
     Attributes:
       evaluations: at most, of all fidelities together: the capacity of the history.
       fidelities: how many there are.
-      budget: seconds, as the evaluation tells them; None for no limit.
-      eta: one in `eta` goes on, and at least one.
+      budget: seconds, as the evaluation returns them; None for no limit.
+      eta: one in `eta` is promoted, and at least one.
       first: architectures at the start of a race from the cheapest fidelity.
       starts: the fidelities where races start, in turn; by default all.
-      batch: how many to ask for at a time; 0 for `first`. With 1 the history file is written
-        after every evaluation.
-      given: the architectures of the only race; they say what `first` and `evaluations` are.
+      batch: how many to ask for at a time; 0 for `first`. With 1 the history file is written after every
+        evaluation.
+      given: the architectures of the only race, in their order, from the cheapest fidelity to the last; they
+        replace `first` and `evaluations`.
     """
 
     fidelities: int = 2
@@ -91,14 +88,14 @@ class Hyperband(Strategy):
         check_numbers(self, "budget", above=0, none=True)
         starts = range(self.fidelities) if self.starts is None else self.starts
         whole = isinstance(starts, tuple | list | range)
-        if not whole or not starts or any(start not in range(self.fidelities) for start in starts):
+        if not whole or not starts or set(starts) - set(range(self.fidelities)):
             raise ValueError(
                 f"Hyperband: starts is {starts!r}, expected a tuple of fidelities from 0 to "
                 f"{self.fidelities - 1}."
             )
         object.__setattr__(self, "starts", tuple(starts))
         if self.given is not None:
-            codes = check_given(self.space, self.given, self.bounds)
+            codes = self._check_given(self.given)
             object.__setattr__(self, "starts", (0,))
             object.__setattr__(self, "first", len(codes))
             object.__setattr__(self, "evaluations", sum(self.rungs(0)))
@@ -106,8 +103,22 @@ class Hyperband(Strategy):
             object.__setattr__(self, "batch", self.first)
         super().__post_init__()
 
+    def _check_given(self, given: Pool) -> np.ndarray:
+        """The codes of the architectures of a given race, int32 [n, L]."""
+        check_space(self.space, "Hyperband")
+        codes = check_pool(given, self.space, "Hyperband: given")
+        with jax.ensure_compile_time_eval():
+            networks = np.asarray(self.space.encode(self.space.canonical(self.space.decode(codes))))
+        if len(np.unique(networks, axis=0)) < len(codes):
+            raise ValueError("Hyperband: some of the given architectures are equal; give each one once.")
+        if self.bounds:
+            raise ValueError(
+                "Hyperband: bounds are for architectures that are drawn, and not for given ones."
+            )
+        return codes
+
     def rungs(self, start: int) -> list[int]:
-        """How many architectures a race has at each fidelity from `start`, if none fails."""
+        """Returns how many architectures a race has at each fidelity from `start`, if none fails."""
         counts = [max(-(-self.first // self.eta**start), 1)]
         while len(counts) < self.fidelities - start:
             counts.append(max(counts[-1] // self.eta, 1))
@@ -168,23 +179,18 @@ class Hyperband(Strategy):
     def tell(  # pyrefly: ignore[bad-override-mutable-attribute] # checks what a program cannot, then runs it
         self, state: State, archs: Arch, scores: Any, seconds: Any = None
     ) -> State:
-        """The state that knows the scores of the batch last asked.
+        """Returns the state that knows the scores of the batch last asked.
 
         Args:
           state: as `ask` returned it.
           archs: the architectures that `ask` returned, leading axis `batch`.
-          scores: float [batch], higher is better. NaN: counted, never best, never goes on.
-          seconds: what each evaluation took, float [batch], at least 0. Where they are traced, what is
-            less or no number counts as 0.
-
-        Raises:
-          ValueError: other shapes or dtypes, no seconds where there is a budget, or negative ones, or such as
-            are no numbers, which no budget can count.
+          scores: float [batch], higher is better. NaN: counted, never best, never promoted.
+          seconds: of each evaluation, float [batch], at least 0; needed for a budget. Where they are traced,
+            what is less or no number counts as 0.
         """
         if seconds is None and self.budget is not None:
             raise ValueError(
-                f"Hyperband: the budget is {self.budget} seconds, but the evaluation does "
-                "not tell any; let it return (scores, seconds)."
+                f"Hyperband: for the budget of {self.budget} seconds an evaluation returns (scores, seconds)."
             )
         shape = state.valid.shape
         seconds = as_told("seconds", jnp.zeros(shape) if seconds is None else seconds, shape)
@@ -220,17 +226,11 @@ class Hyperband(Strategy):
         return over if self.budget is None else over | (jnp.sum(state.memory.seconds) >= self.budget)
 
     def best(self, state: State) -> tuple[Arch, jax.Array]:
-        """The best architecture at the highest fidelity within the budget, and its score.
-
-        Raises:
-          ValueError: no score within the budget is a number.
-        """
+        """Returns the best architecture at the highest fidelity within the budget, and its score."""
         usable, race = ~jnp.isnan(state.scores), state.memory
         if self.budget is not None:
             usable &= jnp.cumsum(race.seconds) <= self.budget
-        if not isinstance(usable, jax.core.Tracer) and not jnp.any(usable):
-            within = "" if self.budget is None else f" within the budget of {self.budget} seconds"
-            raise ValueError(f"best: none of {int(state.size)} evaluations gave a number{within}.")
+        check_best(state, jnp.sum(usable))
         usable &= race.fidelity == jnp.max(jnp.where(usable, race.fidelity, -1))
         row = jnp.argmax(jnp.where(usable, state.scores, -jnp.inf))
         return self.space.decode(state.codes[row]), state.scores[row]
@@ -256,11 +256,11 @@ class Hyperband(Strategy):
         complete = (count >= race.want) | (_starts_race(state) & state.exhausted)
         row = jnp.arange(self.evaluations, dtype=jnp.int32)
         usable = jnp.sum((row >= race.begun) & ~jnp.isnan(state.scores), dtype=jnp.int32)
-        goes_on = jnp.minimum(jnp.maximum(count // self.eta, 1), usable)
+        kept = jnp.minimum(jnp.maximum(count // self.eta, 1), usable)
         up = dataclasses.replace(
-            race, current=race.current + 1, previous=race.begun, begun=state.size, want=goes_on
+            race, current=race.current + 1, previous=race.begun, begun=state.size, want=kept
         )
-        last = (race.current == self.fidelities - 1) | (goes_on == 0)
+        last = (race.current == self.fidelities - 1) | (kept == 0)
         after = jax.tree.map(
             lambda a, b: jnp.where(last, a, b), self._start(race, race.number + 1, state.size), up
         )
@@ -279,26 +279,6 @@ class SuccessiveHalving(Hyperband):
     """
 
     starts: tuple[int, ...] | None = dataclasses.field(default=(0,), init=False)
-
-
-def check_given(space: Space, given: Pool, bounds: Any) -> np.ndarray:
-    """Checks the architectures of a given race and returns their codes, int32 [n, L].
-
-    Raises:
-      TypeError: something else than a pool.
-      ValueError: there are none, they are not of this space, some are equal, or there are bounds.
-    """
-    check_space(space, "Hyperband")
-    codes = check_pool(given, space, "Hyperband: given")
-    with jax.ensure_compile_time_eval():
-        networks = np.asarray(space.encode(space.canonical(space.decode(codes))))
-    if len(np.unique(networks, axis=0)) < len(codes):
-        raise ValueError("Hyperband: some of the given architectures are equal; give each one once.")
-    if bounds:
-        raise ValueError(
-            "Hyperband: bounds are for architectures that are drawn; leave out those given instead."
-        )
-    return codes
 
 
 def _starts_race(state: State) -> jax.Array:

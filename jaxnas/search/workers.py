@@ -1,207 +1,191 @@
-"""Evaluations in parallel, each of which may fail: it raises, takes too long, or its worker dies.
-
-Of an executor only `submit`, the `result` of futures and `concurrent.futures.wait` are used.
-"""
+"""Evaluations on workers. One that raises, hangs, or loses its worker has no score, and the reason beside."""
 
 import collections
 import concurrent.futures as futures_lib
-import dataclasses
-import os
-import signal
+import contextlib
+import importlib
 import time
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+import pebble
+
 from jaxnas import executors
 
-_CANCELLED = 60.0  # Seconds in which Ray ends a call that was cancelled, also on a busy machine.
+_CANCELED = 60.0  # Seconds in which Ray ends a call that was canceled, also on a busy machine.
 
 
-@dataclasses.dataclass(frozen=True)
-class Outcome:
-    """How one evaluation ended.
+class Processes(futures_lib.Executor):
+    """Processes of pebble, which ends one whose call takes longer than `timeout`, and replaces what died."""
 
-    Attributes:
-      label: what the evaluation was called when it was submitted.
-      returned: what the function returned; None if it failed.
-      error: why it failed; None if it returned.
-    """
+    def __init__(self, workers: int, module: str) -> None:
+        self.timeout: float | None = None
+        # Processes import a module as they start: later they would do so one after another.
+        self._pool = pebble.ProcessPool(
+            workers, initializer=_start, initargs=(module,), context=executors.SPAWN
+        )
 
-    label: Any
-    returned: Any = None
-    error: str | None = None
+    def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> futures_lib.Future:
+        """See `concurrent.futures.Executor.submit`."""
+        return self._pool.schedule(function, args, kwargs, self.timeout)
 
-
-@dataclasses.dataclass
-class _Slot:
-    """Room for one evaluation at a time. `process` is the worker's number where it is ours to end."""
-
-    executor: futures_lib.Executor
-    process: int | None = None
-    future: futures_lib.Future | None = None
-    label: Any = None
-    started: float = 0.0
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Ends all processes at once."""
+        self._pool.stop()
+        self._pool.join()
 
 
-def _takes_no_more(error: RuntimeError) -> RuntimeError:
-    return RuntimeError(
-        f"search: the executor takes no more: {str(error).rstrip('.')}. Go on with a new executor "
-        "and the same history; or give no executor, and a worker that dies is replaced."
-    )
+def _start(module: str) -> None:
+    executors.end_with_parent()
+    with contextlib.suppress(Exception, SystemExit):  # which `check_import` reports
+        importlib.import_module(module)
 
 
 class Workers:
-    """A number of workers that evaluate a function, until `close`.
-
-    Without an executor each worker is a process of its own, which is ended and replaced when an
-    evaluation takes too long or ends it. A worker of a given executor cannot be ended, but on Ray: it is
-    out of use until its evaluation returns.
+    """A number of evaluations at a time, within a `with` statement; workers start with the first one.
 
     Args:
-      function: of one argument. For processes it stands at the top level of a module.
+      evaluate: from option values to a number, or to a dict of numbers. Where workers are processes it stands
+        at the top level of a module.
+      metric: the name of the score in such a dict.
       count: how many evaluations run at a time.
-      executor: see above; it is not shut down.
+      executor: None for `Processes`. Calls of another one but Ray cannot be ended: a worker that hangs is out
+        of use until its evaluation returns.
       timeout: seconds that one evaluation may take; None for no limit.
-
-    Raises:
-      ValueError: the workers cannot import the function.
-      TypeError: something else than an executor, as a client of Dask itself.
     """
 
     def __init__(
         self,
-        function: Callable[[Any], Any],
+        evaluate: Callable[[dict[str, Any]], Any],
+        metric: str | None,
         count: int,
         executor: futures_lib.Executor | None = None,
         timeout: float | None = None,
-    ):
-        if executor is not None and not isinstance(executor, futures_lib.Executor):
-            raise TypeError(
-                f"search: executor is a {type(executor).__name__}, expected a concurrent.futures.Executor. A "
-                "client of Dask makes one by client.get_executor()."
-            )
-        self._function, self._given, self._timeout = function, executor, timeout
-        self._waiting: collections.deque = collections.deque()
-        self._slots: list[_Slot] = []
-        if executor is None or isinstance(executor, futures_lib.ProcessPoolExecutor | executors.Ray):
-            self._check_import()
-        self._slots = [self._slot() for _ in range(count)]
+    ) -> None:
+        self._evaluate, self._metric = evaluate, metric
+        self._count, self._given, self._timeout = count, executor, timeout
+        self._executor: futures_lib.Executor | None = None
+        self._waiting: collections.deque[tuple[int, dict[str, Any]]] = collections.deque()
+        self._running: dict[futures_lib.Future, tuple[int, float]] = {}  # the number, and when it is late
+        self._late: set[futures_lib.Future] = set()  # had their time, and keep their workers busy
 
-    def submit(self, label: Any, argument: Any) -> None:
-        """Evaluates the function of an argument as soon as a worker is free."""
-        self._waiting.append((label, argument))
+    def __enter__(self) -> "Workers":
+        return self
 
-    def next(self) -> Outcome:
-        """Waits until some evaluation has ended, and says how.
+    def __exit__(self, *error: Any) -> None:
+        if isinstance(self._executor, Processes):
+            self._executor.shutdown()
+
+    def submit(self, number: int, values: dict[str, Any]) -> None:
+        """Evaluates option values as soon as a worker is free."""
+        self._waiting.append((number, values))
+
+    def next(self) -> tuple[int, float, dict[str, Any]]:
+        """Waits until some evaluation has ended, and returns its number and what `scored` says of it.
 
         Raises:
-          RuntimeError: the executor takes no more, or all its workers are stuck.
+          RuntimeError: the executor takes no more calls, or all its workers are stuck.
         """
         while True:
-            for slot in self._slots:
-                if slot.label is None and slot.future is not None and slot.future.done():
-                    slot.future = None  # A late result, of an evaluation that had its time.
-                if slot.future is None and self._waiting:
-                    self._start(slot)
-            running = [slot for slot in self._slots if slot.label is not None]
-            if not running:
-                if self._freed():
-                    continue
+            self._begin()
+            if not self._running:
                 raise RuntimeError(
-                    f"search: all {len(self._slots)} workers of the executor are still busy with evaluations "
-                    f"that took more than {self._timeout} seconds. Go on with a new executor and the same "
-                    "history; or give no executor, and workers that are stuck are ended and replaced."
+                    f"search: all {self._count} workers of the executor are still busy with evaluations that "
+                    f"took more than {self._timeout} seconds. Resume with a new executor and the same "
+                    "history; or give no executor, and workers that hang are ended and replaced."
                 )
-            for slot in running:
-                assert slot.future is not None
-                if slot.future.done():
-                    return self._ended(slot)
-                if self._timeout is not None and time.monotonic() - slot.started > self._timeout:
-                    return self._late(slot)
-            left = None
-            if self._timeout is not None:
-                left = max(min(s.started for s in running) + self._timeout - time.monotonic(), 0) + 0.01
-            futures = [slot.future for slot in self._slots if slot.future is not None]
-            futures_lib.wait(futures, timeout=left, return_when=futures_lib.FIRST_COMPLETED)
+            now = time.monotonic()
+            for future, (number, end) in self._running.items():
+                if not future.done() and now < end:
+                    continue
+                del self._running[future]
+                if future.done():
+                    return number, *self._outcome(future)
+                future.cancel()  # one that has not begun, and on Ray also one that runs
+                self._late.add(future)
+                return number, *self._took_too_long()
+            first = min(end for _, end in self._running.values()) - now
+            futures_lib.wait(
+                [*self._running, *self._late],
+                timeout=None if first == float("inf") else first,
+                return_when=futures_lib.FIRST_COMPLETED,
+            )
 
-    def close(self) -> None:
-        """Ends the processes that are ours."""
-        for slot in self._slots:
-            self._end(slot)
+    def _begin(self) -> None:
+        if self._executor is None:
+            self._executor = self._started()
+        if self._late and not self._running and isinstance(self._executor, executors.Ray):
+            futures_lib.wait(self._late, _CANCELED, return_when=futures_lib.FIRST_COMPLETED)
+        self._late = {future for future in self._late if not future.done()}
+        while self._waiting and len(self._running) + len(self._late) < self._count:
+            number, values = self._waiting.popleft()
+            own = self._given is None  # `Processes` have a time-out of their own
+            end = float("inf") if own or self._timeout is None else time.monotonic() + self._timeout
+            future = self._executor.submit(scored, self._evaluate, self._metric, values)
+            self._running[future] = number, end
 
-    def _slot(self) -> _Slot:
-        if self._given is not None:
-            return _Slot(self._given)
-        executor = executors.processes(1)
-        return _Slot(executor, executor.submit(os.getpid).result())
+    def _started(self) -> futures_lib.Executor:
+        if self._given is None:
+            own = Processes(self._count, getattr(self._evaluate, "__module__", __name__))
+            self._executor = own  # ends with this object, also if the check fails
+            executors.check_import(self._evaluate, own)
+            own.timeout = self._timeout
+            return own
+        if isinstance(self._given, futures_lib.ProcessPoolExecutor | executors.Ray):
+            executors.check_import(self._evaluate, self._given)
+        return self._given
 
-    def _check_import(self) -> None:
-        """Asks one worker for the function, before any evaluation is spent."""
-        executor = executors.processes(1) if self._given is None else self._given
+    def _outcome(self, future: futures_lib.Future) -> tuple[float, dict[str, Any]]:
         try:
-            executors.check_import(self._function, executor)
-        except executors.WorkerDied:
-            raise
-        except RuntimeError as error:
-            raise _takes_no_more(error) from error
-        finally:
-            if self._given is None:
-                executor.shutdown()
+            return future.result()
+        except (futures_lib.BrokenExecutor, pebble.ProcessExpired) as error:
+            return _failed(f"the worker died: {error}")
+        except TimeoutError:  # of `Processes`
+            return self._took_too_long()
+        except Exception as error:
+            return _failed(f"{type(error).__name__}: {error}")
 
-    def _start(self, slot: _Slot) -> None:
-        label, argument = self._waiting.popleft()
-        try:
-            future = slot.executor.submit(self._function, argument)
-        except RuntimeError as error:  # A BrokenExecutor, or one that was shut down.
-            raise _takes_no_more(error) from error
-        slot.label, slot.future, slot.started = label, future, time.monotonic()
+    def _took_too_long(self) -> tuple[float, dict[str, Any]]:
+        return _failed(f"TimeoutError: it took more than {self._timeout} seconds")
 
-    def _ended(self, slot: _Slot) -> Outcome:
-        label, future = slot.label, slot.future
-        assert future is not None
-        slot.label, slot.future = None, None
-        error = futures_lib.CancelledError() if future.cancelled() else future.exception()
-        if error is None:
-            return Outcome(label, future.result())
-        if isinstance(error, futures_lib.BrokenExecutor | executors.WorkerDied):
-            self._replace(slot)
-            return Outcome(label, error=f"the worker died: {error}")
-        if isinstance(error, KeyboardInterrupt):
-            raise error  # Ctrl-C reaches this process and those that it began.
-        # Whatever else a user's function raises, SystemExit too, is one failed evaluation.
-        reason = f"{type(error).__name__}: {error}"[:500]
-        if "pickle" in reason:
-            reason += "; if that is what the evaluation returned, return a number, or a dict of numbers"
-        return Outcome(label, error=reason)
 
-    def _late(self, slot: _Slot) -> Outcome:
-        label = slot.label
-        slot.label = None
-        assert slot.future is not None
-        slot.future.cancel()  # One that has not begun; and on Ray also one that runs.
-        self._replace(slot)
-        return Outcome(label, error=f"TimeoutError: it took more than {self._timeout} seconds")
+def scored(
+    evaluate: Callable[[dict[str, Any]], Any], metric: str | None, values: dict[str, Any]
+) -> tuple[float, dict[str, Any]]:
+    """Evaluates an architecture, on a worker.
 
-    def _freed(self) -> bool:
-        """Waits for some evaluation that was cancelled to end, where the executor ends what runs.
+    Returns:
+      The score, NaN if the evaluation failed, and "error" with the reason; "metrics", if it returned a dict.
+    """
+    try:
+        returned = evaluate(values)
+    except (Exception, SystemExit) as error:
+        return _failed(f"{type(error).__name__}: {error}")
+    note: dict[str, Any] = {}
+    if isinstance(returned, dict):
+        if metric not in returned:
+            names = ", ".join(map(repr, returned)) or "nothing"
+            return _failed(f"the evaluation returned a dict of {names}; metric is {metric!r}")
+        numbers = {str(key): _number(x) for key, x in returned.items()}
+        note["metrics"] = {key: x for key, x in numbers.items() if x is not None}
+        returned = returned[metric]
+    number = _number(returned)
+    if number is None or not np.isfinite(np.float32(number)):
+        return _failed(f"the evaluation returned {returned!r:.100}, expected a finite number", note)
+    return number, note
 
-        Only Ray does, and not at once; it then begins a new process, too.
-        """
-        if not isinstance(self._given, executors.Ray):
-            return False
-        late = [slot.future for slot in self._slots if slot.future is not None]
-        return bool(futures_lib.wait(late, _CANCELLED, return_when=futures_lib.FIRST_COMPLETED).done)
 
-    def _replace(self, slot: _Slot) -> None:
-        if slot.process is not None:
-            self._end(slot)
-            new = self._slot()
-            slot.executor, slot.process, slot.future = new.executor, new.process, None
+def _failed(reason: str, note: dict[str, Any] | None = None) -> tuple[float, dict[str, Any]]:
+    return float("nan"), {**(note or {}), "error": reason[:500]}
 
-    def _end(self, slot: _Slot) -> None:
-        if slot.process is not None:
-            try:
-                os.kill(slot.process, signal.SIGKILL)
-            except ProcessLookupError:
-                slot.process = None  # It died by itself.
-            slot.executor.shutdown(wait=True, cancel_futures=True)
+
+def _number(value: Any) -> float | None:
+    """A number, or an array of shape () that holds one, as a float; None for anything else."""
+    if isinstance(value, bool | str | bytes) or value is None:
+        return None
+    try:
+        array = np.asarray(value)
+        return float(array) if array.shape == () and array.dtype.kind in "fiu" else None
+    except (TypeError, ValueError, RuntimeError):  # by arrays of other libraries
+        return None

@@ -83,9 +83,9 @@ def test_every_failure_is_one_failed_evaluation_and_the_search_goes_on(tmp_path)
         "bba": "returned 'high'",
         "bca": "returned [1.0, 2.0, 3.0]",
         "caa": "returned nan",
-        "cba": "returned a dict of 'loss'; metric is 'score', expected one of these: give metric='loss'",
+        "cba": "returned a dict of 'loss'; metric is 'score'",
         "aab": "SystemExit: no data",
-        "bbb": "if that is what the evaluation returned, return a number",
+        "bbb": "expected a finite number",
     }.items():
         assert reason in reasons[first]
     assert all(line["metrics"] == {"score": line["score"], "loss": 1.0} for line in lines if line["score"])
@@ -140,9 +140,7 @@ def test_what_cannot_be_searched_in_parallel_is_refused(tmp_path):
             case(ValueError, "workers", "0", workers=0),
             case(ValueError, "workers", "'2'", workers="2"),
             case(ValueError, "timeout", "-1", timeout=-1),
-            case(ValueError, "evaluations", "10.5", evaluations=10.5),
-            case(ValueError, "evaluations", "'10'", evaluations="10"),
-            case(ValueError, str(tmp_path), "folder", history_path=tmp_path),
+            case(OSError, str(tmp_path), history_path=tmp_path),
             case(ValueError, "50", strategy=search.Evolution(SMALL)),
             case(ValueError, "SuccessiveHalving", strategy=search.SuccessiveHalving(SMALL)),
             case(ValueError, "import", evaluate=lambda values: 1.0),
@@ -151,8 +149,8 @@ def test_what_cannot_be_searched_in_parallel_is_refused(tmp_path):
             case(TypeError, "evaluate", "None", evaluate=None),
             case(TypeError, "executor", "str", executor="dask"),
             case(TypeError, "executor", "object", executor=object()),
-            case(RuntimeError, "the executor takes no more", executor=threads),
-            case(RuntimeError, "the executor takes no more", executor=processes),
+            case(RuntimeError, "shutdown", executor=threads),
+            case(RuntimeError, "shutdown", executor=processes),
         )
 
 
@@ -209,7 +207,7 @@ class Cancelled(executors.Ray):
     def submit(self, function, /, *args):
         future = concurrent.futures.Future()
         future.set_running_or_notify_cancel()
-        values = args[0] if args and isinstance(args[0], dict) else None
+        values = args[-1] if args and isinstance(args[-1], dict) else None
         if values is None or values["op"][0] != "a":
             future.set_result(function(*args))
         elif self.after is not None:
@@ -227,6 +225,6 @@ def test_a_search_on_ray_waits_for_what_it_cancelled(workers):
 
 
 def test_a_search_on_ray_that_cannot_end_what_it_cancelled_says_so(monkeypatch):
-    monkeypatch.setattr(search.workers, "_CANCELLED", 0.1)
+    monkeypatch.setattr(search.workers, "_CANCELED", 0.1)
     stuck = lambda: parallel(ALL, objectives.count, executor=Cancelled(after=None), timeout=0.05)  # noqa: E731
     refusals.check((stuck, RuntimeError, "all 1 workers"))

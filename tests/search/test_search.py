@@ -20,9 +20,10 @@ EVOLUTION = search.Evolution(population=20, parents=5, mutations=10, crossovers=
 RANDOM = search.RandomSearch(batch=20, **BOUNDED)
 
 
-def run(strategy=EVOLUTION, score=evaluate, seed=0, **kwargs):
+def run(strategy=EVOLUTION, score=evaluate, evaluations=None, **kwargs):
+    strategy = strategy if evaluations is None else dataclasses.replace(strategy, evaluations=evaluations)
     given = {"batched": True, "objective": "fitness"} | kwargs
-    return search.run(strategy, score, jax.random.key(seed), **given)
+    return search.run(strategy, score, jax.random.key(0), **given)
 
 
 @pytest.fixture(scope="module")
