@@ -17,7 +17,8 @@ from jaxnas.checks import check_counts, check_numbers
 from jaxnas.elastic.decisions import Decisions
 from jaxnas.space import Arch, Space
 from jaxnas.supernets.attention_graph import LayerKind, run_graph
-from jaxnas.supernets.attention_weights import Context, check_space
+from jaxnas.supernets.attention_weights import Context, check_graph
+from jaxnas.supernets.schema import check_multiple
 from jaxnas.supernets.word_vectors import tuned
 
 
@@ -165,14 +166,11 @@ class AutoAttendText(nn.Module):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_space(self.space, tuple(self.operations()), "AutoAttendText", self.context)
+        check_graph(self, tuple(self.operations()))
         check_counts(self, "num_classes", "width", "num_heads", "embedding", "stride")
         check_counts(self, "vocabulary", "window", none=True)
         check_numbers(self, "dropout", least=0, below=1)
-        if self.width % self.num_heads:
-            raise ValueError(
-                f"AutoAttendText: width is {self.width}, which {self.num_heads} heads do not divide."
-            )
+        check_multiple("AutoAttendText: width, of the heads,", self.width, self.num_heads)
         if self.window is not None and self.stride > self.window:
             raise ValueError(
                 f"AutoAttendText: window is {self.window} and stride {self.stride}; windows that begin "

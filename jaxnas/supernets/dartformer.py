@@ -26,6 +26,13 @@ from jaxnas.elastic.width import Decision
 from jaxnas.space import Arch, Space
 from jaxnas.supernets.attention import MECHANISMS
 from jaxnas.supernets.attention.quadratic import SynthesizerKind
+from jaxnas.supernets.schema import (
+    Needs,
+    check_always_active,
+    check_decisions,
+    check_multiple,
+    check_values,
+)
 from jaxnas.supernets.word_vectors import tuned
 
 
@@ -93,17 +100,10 @@ class DARTFormer(nn.Module):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.space, Space):
-            raise TypeError(
-                f"DARTFormer: space is {self.space!r}, expected one such as jaxnas.spaces.dartformer()."
-            )
-        choice = self.space.choices.get("mechanism")
-        known = choice is not None and not set(choice.options) - set(MECHANISMS)
-        if not known or len(self.space) > 1 or choice.condition or choice.active:
-            raise ValueError(
-                "A DARTFormer space has one decision, 'mechanism', always active, with options of "
-                f"{tuple(MECHANISMS)}; got {self.space}."
-            )
+        needs = {"mechanism": Needs(tuple(MECHANISMS))}
+        check_decisions("DARTFormer", self.space, needs, "jaxnas.spaces.dartformer()")
+        check_always_active("DARTFormer", self.space, "mechanism")
+        choice = self.space["mechanism"]
         if choice.length not in (None, self.num_heads):
             raise ValueError(
                 f"DARTFormer: 'mechanism' is repeated {choice.length} times, and there are {self.num_heads} "
@@ -116,17 +116,8 @@ class DARTFormer(nn.Module):
         check_counts(self, "num_random", least=0)
         check_counts(self, "num_features", none=True)
         check_numbers(self, "dropout", least=0, below=1)
-        if self.pool not in ("first", "mean"):
-            raise ValueError(f"DARTFormer: pool is {self.pool!r}, expected 'first' or 'mean'.")
-        if self.synthesizer not in get_args(SynthesizerKind):
-            raise ValueError(
-                f"DARTFormer: synthesizer is {self.synthesizer!r}, expected one of "
-                f"{get_args(SynthesizerKind)}."
-            )
-        if self.width % (2 * self.num_heads):
-            raise ValueError(
-                f"DARTFormer: width is {self.width}, expected a multiple of twice the {self.num_heads} heads."
-            )
+        check_values(self, pool=("first", "mean"), synthesizer=get_args(SynthesizerKind))
+        check_multiple(f"DARTFormer: width, of {self.num_heads} heads,", self.width, 2 * self.num_heads)
 
     def mechanism(self, name: str, num_heads: int, seed: int = 0) -> nn.Module:
         """The block of a mechanism, by itself; `seed` is that of its random patterns, features or hashes."""

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxnas.checks import check_counts
+from jaxnas.checks import check_counts, check_numbers
 from jaxnas.elastic.adaptive_softmax import AdaptiveVocabulary
 from jaxnas.elastic.decisions import Decisions
 from jaxnas.elastic.layers import LayerNorm
@@ -31,6 +31,7 @@ from jaxnas.elastic.recurrent import (
 )
 from jaxnas.elastic.width import fixed
 from jaxnas.space import Arch, Space
+from jaxnas.supernets.schema import Needs, check_always_active, check_decisions, check_multiple
 
 OPTIONS = ("identity", "feed_forward", "attention")
 INPUTS = ("tokens", "targets", "documents", "memory")
@@ -73,8 +74,8 @@ class TransformerXL(nn.Module):
         training had; None for no such limit.
       dtype: of the computation, float32 or bfloat16; parameters, softmax and loss are float32.
       init_std: standard deviation of the kernels at the start.
-      scan_blocks: trace and compile one block and run it in a loop: compile time does not grow with
-        depth. The parameters are the same; `stack_layers` saves stacking them in every call.
+      scan_blocks: trace and compile one block and run it in a loop, so that compile time hardly grows with
+        depth. The parameters are the same.
       remat: compute each block again in the backward pass, and keep its input only.
 
     Raises:
@@ -106,28 +107,15 @@ class TransformerXL(nn.Module):
         super().__post_init__()
         if isinstance(self.cutoffs, list):  # a module's fields are hashed
             object.__setattr__(self, "cutoffs", tuple(self.cutoffs))
-        if not isinstance(self.space, Space):
-            raise TypeError(
-                f"TransformerXL: space is {self.space!r}, expected a space such as jaxnas.spaces.par(16)."
-            )
-        choice = self.space.choices.get("block")
-        known = choice is not None and not set(choice.options) - set(OPTIONS)
-        if not known or choice.length is None or choice.condition or choice.active or len(self.space) > 1:
-            raise ValueError(
-                "A TransformerXL space has one decision, 'block', repeated, always active, with options of "
-                f"{OPTIONS}, as spaces.par(16) makes it; got {self.space}."
-            )
+        example = "jaxnas.spaces.par(16)"
+        check_decisions("TransformerXL", self.space, {"block": Needs(OPTIONS, times=1)}, example)
+        check_always_active("TransformerXL", self.space, "block")
         check_counts(self, "vocabulary", "width", "num_heads", "head_dim", "hidden")
-        for name in ("dropout", "attention_dropout"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"TransformerXL: {name} is {getattr(self, name)}, expected 0 to below 1.")
-        if self.clamp_length is not None and self.clamp_length < 1:
-            raise ValueError(f"TransformerXL: clamp_length is {self.clamp_length}, expected at least 1.")
-        if self.memory_length < (1 if self.same_length else 0) or self.width % 2:
-            raise ValueError(
-                f"memory_length is {self.memory_length} and width {self.width}: the first must be at "
-                "least 0 (1 with same_length, which lets each query see that many), the second even."
-            )
+        check_numbers(self, "dropout", "attention_dropout", least=0, below=1)
+        check_counts(self, "clamp_length", none=True)
+        # With same_length each query sees that many keys.
+        check_counts(self, "memory_length", least=1 if self.same_length else 0)
+        check_multiple("TransformerXL: width", self.width, 2)
 
     @property
     def blocks(self) -> int:

@@ -7,10 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import refusals
-from small_nets import random_weights
-from test_loop import Mlps, own_space
 
-from jaxnas.elastic import Attention, Conv, Decision, Embedding, Mixture, fixed, run, stack_layers, width
+from jaxnas.elastic import Attention, Conv, Decision, Embedding, Mixture, fixed, run, width
 from jaxnas.elastic.adaptive_softmax import AdaptiveVocabulary, choose_cutoffs
 
 KEY = jax.random.key(0)
@@ -90,14 +88,4 @@ def test_mixtures_and_functions():
         (lambda: call("rows in, rows, in out, in"), ValueError, "'in'"),
         (lambda: call("rows in, rows, in out, out", maskable=("out",)), ValueError, "out"),
         (lambda: call(whole, maskable=("output",)), ValueError, "'output'"),
-    )
-
-
-def test_stacked_parameters():
-    net, x = Mlps(own_space(2, 4)), jnp.zeros((2, 4, 6))
-    arch, stacked = net.space.largest(), {"params": stack_layers(random_weights(net, x))}
-    other = {"block_0": {"bias": jnp.zeros(2)}, "block_1": {"bias": jnp.zeros(3)}}
-    refusals.check(
-        (lambda: jax.eval_shape(net.apply, stacked, x, arch), ValueError, "unstack_layers"),
-        (lambda: stack_layers(other), ValueError, "block_1"),
     )

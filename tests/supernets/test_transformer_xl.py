@@ -68,8 +68,8 @@ def probe():
 
             return jax.grad(loss, has_aux=True)(params)
 
-        softened, stacked = jax.vmap(SPACE.soften)(archs), jaxnas.elastic.stack_layers(params)
-        many = jax.vmap(lambda arch: apply(SCANNED, arch, params=stacked)[0])
+        softened = jax.vmap(SPACE.soften)(archs)
+        many = jax.vmap(lambda arch: apply(SCANNED, arch)[0])
         return {
             "unrolled": jax.lax.map(functools.partial(with_gradient, NET), archs),
             "scanned": jax.lax.map(functools.partial(with_gradient, SCANNED), archs),
@@ -96,7 +96,7 @@ def test_scanned_blocks_are_the_unrolled_ones():
 
 
 def test_vmap_over_architectures_is_the_loop():
-    """P5, hard and soft, with stacked parameters."""
+    """P5, hard and soft."""
     _, (scores, _) = probe()["scanned"]
     for many in probe()["vmap"]:
         np.testing.assert_allclose(many, scores, rtol=1e-4, atol=1e-5)
@@ -243,7 +243,7 @@ def test_what_is_kept_for_the_backward_pass(pre_norm):
 def test_rows_on_several_devices_are_not_gathered():
     net = SCANNED.clone(cutoffs=(), num_heads=2, head_dim=WIDTH // 2, hidden=4 * WIDTH)
     mesh, memory = make_mesh(2), net.empty_memory(4)
-    params = jaxnas.elastic.stack_layers(params_of(net))
+    params = params_of(net)
     words = np.zeros((4, LENGTH), np.int32)
     batch = {"tokens": words, "targets": words}
     everywhere, rows = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("data"))
