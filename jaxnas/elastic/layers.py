@@ -360,18 +360,9 @@ class PatchEmbed(nn.Module):
 
         Returns:
           Patches in `dtype`, zero beyond the active channels.
-
-        Raises:
-          ValueError: images with another number of channels than those that the weights were made for.
         """
         batch, height, breadth, channels = images.shape
         p = self.patch_size
-        kernel = nn.meta.unbox(self.variables).get("params", {}).get("projection", {}).get("kernel")
-        if getattr(kernel, "ndim", 0) == 2 and kernel.shape[0] != p * p * channels:
-            raise ValueError(
-                f"The images have {channels} channels, and the network's weights are for "
-                f"{kernel.shape[0] // p**2}: got images of shape {images.shape}."
-            )
         grid = (height // p, breadth // p)
         x = images.reshape(batch, grid[0], p, grid[1], p, channels)
         x = x.transpose(0, 1, 3, 2, 4, 5)  # [B, rows, columns, p, p, C]

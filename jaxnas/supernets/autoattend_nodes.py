@@ -80,10 +80,6 @@ class AutoAttendNodes(nn.Module):
       dropout: of features, of the input of operations and of the head, and of attention weights.
       framed: whether the two dense layers are there. Without them operations on the features, and those of
         the last layer, whose attention has one head, have weights of their own shapes.
-
-    Raises:
-      TypeError, ValueError: another space, pool or context; sizes that are not at least 1, or do not divide;
-        a dropout that is no share; the operation "identity" without a frame.
     """
 
     space: Space
@@ -138,9 +134,6 @@ class AutoAttendNodes(nn.Module):
 
         Returns:
           Logits, float32 [G, N, num_classes].
-
-        Raises:
-          ValueError: a soft architecture.
         """
         decisions = Decisions(self.space, arch, initializing=self.is_initializing())
         x, graph = union(inputs)

@@ -146,10 +146,6 @@ class AutoAttendText(nn.Module):
       window, stride: a text longer than `window` is read in windows that begin `stride` words apart, the last
         of which reaches its end, and the head sees the maximum over all of them; None reads it whole (section
         5.1, on long documents).
-
-    Raises:
-      TypeError, ValueError: another space or context; sizes that are not at least 1, or do not divide; a
-        dropout that is no share.
     """
 
     space: Space
@@ -203,10 +199,6 @@ class AutoAttendText(nn.Module):
 
         Returns:
           Logits, float32 [B, num_classes].
-
-        Raises:
-          ValueError: a soft architecture; inputs without vectors where `vocabulary` is None, or where vectors
-            are to be tuned.
         """
         decisions = Decisions(self.space, arch, initializing=self.is_initializing())
         x, mask = self._embed(inputs), inputs["mask"]

@@ -21,7 +21,6 @@ from jaxnas.checks import check_counts, check_numbers
 from jaxnas.elastic.decisions import Decisions
 from jaxnas.elastic.loop import run_layer
 from jaxnas.elastic.mixture import Mixture
-from jaxnas.elastic.recurrent import sinusoids
 from jaxnas.elastic.width import Decision
 from jaxnas.space import Arch, Space
 from jaxnas.supernets.attention import MECHANISMS
@@ -33,6 +32,7 @@ from jaxnas.supernets.schema import (
     check_multiple,
     check_values,
 )
+from jaxnas.supernets.transformer_xl_blocks import sinusoids
 from jaxnas.supernets.word_vectors import tuned
 
 
@@ -69,10 +69,6 @@ class DARTFormer(nn.Module):
       dropout: of embeddings, branches and hidden activations.
       dtype: of the computation, float32 or bfloat16.
       remat: compute the attention of each layer again in the backward pass, and keep its input only.
-
-    Raises:
-      TypeError, ValueError: a space of other decisions or mechanisms, or as many positions as there are no
-        heads; sizes below 1; another pool or Synthesizer; a dropout that is no share.
     """
 
     space: Space
@@ -156,10 +152,6 @@ class DARTFormer(nn.Module):
 
         Returns:
           Logits, float32 [B, num_classes].
-
-        Raises:
-          ValueError: an architecture that doesn't fit the space, sequences longer than `max_length`, or
-            inputs without vectors where these are to be tuned.
         """
         decisions = Decisions(self.space, arch, initializing=self.is_initializing())
         tokens, mask = inputs["tokens"], inputs["mask"]

@@ -340,10 +340,6 @@ class Hybrid(nn.Module):
         the first block of each stage is 0.
       dtype: of the computation, float32 or bfloat16; parameters and batch statistics are float32.
       remat: compute each block again in the backward pass, and keep its input only.
-
-    Raises:
-      TypeError, ValueError: a space of other decisions or with options out of range; resolutions that the
-        strides do not divide; an attribute that is none of its values.
     """
 
     space: Space
@@ -378,9 +374,6 @@ class Hybrid(nn.Module):
 
         Returns:
           float32 logits [B, num_classes].
-
-        Raises:
-          ValueError: images of another size; an architecture that doesn't fit the space.
         """
         decisions = Decisions(self.space, arch, initializing=self.is_initializing())
         if "resolution" in self.space:

@@ -279,12 +279,6 @@ class Swin(nn.Module):
       init_std: standard deviation of the initial kernels of the blocks, 0.02 in the authors' code; None
         scales it by the number of inputs, as Flax does.
       remat: compute each block again in the backward pass, and keep its input only.
-
-    Raises:
-      TypeError: no space.
-      ValueError: image size not a multiple of the patch and of what is merged; a space without the choices of
-        each stage, with options that are no sizes, or with sizes that do not fit each other; an attribute out
-        of range.
     """
 
     space: Space
@@ -330,9 +324,6 @@ class Swin(nn.Module):
 
         Returns:
           float32 logits [B, num_classes].
-
-        Raises:
-          ValueError: images of another size; an architecture that doesn't fit the space.
         """
         check_images("Swin", images, self.image_size)
         decisions = Decisions(self.space, arch, initializing=self.is_initializing())

@@ -27,10 +27,6 @@ class TableMlp(nn.Module):
       num_outputs: logits, or 1 for a regression.
       dropout: of the result of each block in training.
       dtype: of the computation, float32 or bfloat16; parameters are float32.
-
-    Raises:
-      ValueError: a space without the three decisions or with options that are no sizes, or an attribute that
-        is none of its values.
     """
 
     space: Space

@@ -16,12 +16,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxnas.checks import check_counts, check_numbers
-from jaxnas.elastic.adaptive_softmax import AdaptiveVocabulary
 from jaxnas.elastic.decisions import Decisions
 from jaxnas.elastic.layers import LayerNorm
 from jaxnas.elastic.loop import run_layers
 from jaxnas.elastic.mixture import Mixture
-from jaxnas.elastic.recurrent import (
+from jaxnas.elastic.width import fixed
+from jaxnas.space import Arch, Space
+from jaxnas.supernets.adaptive_softmax import AdaptiveVocabulary
+from jaxnas.supernets.schema import Needs, check_always_active, check_decisions, check_multiple
+from jaxnas.supernets.transformer_xl_blocks import (
     Context,
     FeedForward,
     Identity,
@@ -29,9 +32,6 @@ from jaxnas.elastic.recurrent import (
     causal_mask,
     sinusoids,
 )
-from jaxnas.elastic.width import fixed
-from jaxnas.space import Arch, Space
-from jaxnas.supernets.schema import Needs, check_always_active, check_decisions, check_multiple
 
 OPTIONS = ("identity", "feed_forward", "attention")
 INPUTS = ("tokens", "targets", "documents", "memory")
@@ -77,10 +77,6 @@ class TransformerXL(nn.Module):
       scan_blocks: trace and compile one block and run it in a loop, so that compile time hardly grows with
         depth. The parameters are the same.
       remat: compute each block again in the backward pass, and keep its input only.
-
-    Raises:
-      ValueError: a space with anything but the decision `block`, or with options that are no blocks;
-        sizes below 1, an odd width, a dropout that is not from 0 to below 1.
     """
 
     space: Space
@@ -110,7 +106,7 @@ class TransformerXL(nn.Module):
         example = "jaxnas.spaces.par(16)"
         check_decisions("TransformerXL", self.space, {"block": Needs(OPTIONS, times=1)}, example)
         check_always_active("TransformerXL", self.space, "block")
-        check_counts(self, "vocabulary", "width", "num_heads", "head_dim", "hidden")
+        check_counts(self, "vocabulary", "width", "num_heads", "head_dim", "hidden", "div_value")
         check_numbers(self, "dropout", "attention_dropout", least=0, below=1)
         check_counts(self, "clamp_length", none=True)
         # With same_length each query sees that many keys.
@@ -156,17 +152,12 @@ class TransformerXL(nn.Module):
         Returns:
           Log-probabilities, float32 [B, T] of the targets or [B, T, vocabulary]; and the memory for
           the next segment, through which no gradient flows.
-
-        Raises:
-          ValueError: an architecture or a memory that doesn't fit the network, tokens that are not integers
-            [B, T], or an input of another name.
         """
         given = dict(inputs) if isinstance(inputs, Mapping) else {"tokens": inputs}
         tokens = _tokens(given)
         batch, length = tokens.shape
         memory, targets, documents = (given.get(name) for name in ("memory", "targets", "documents"))
         memory = self.empty_memory(batch) if memory is None else memory
-        self._check_memory(memory, batch)
         documents = jnp.zeros_like(tokens) if documents is None else documents
         known = jnp.concatenate([memory.documents, documents], axis=1)  # [B, S]
         mask = known[:, None, :] == documents[:, :, None]
@@ -195,16 +186,6 @@ class TransformerXL(nn.Module):
         else:
             scores = vocabulary.log_probability(rows, targets.reshape(-1)).reshape(batch, length)
         return scores, Memory(remembered, known[:, length:])
-
-    def _check_memory(self, memory: Memory, batch: int) -> None:
-        expected = (len(self.attending), batch, self.memory_length, self.width)
-        shapes = memory.inputs.shape, memory.documents.shape
-        if shapes != (expected, expected[1:3]):
-            raise ValueError(
-                f"The memory has shapes {shapes}, expected {expected} and {expected[1:3]} (blocks that may "
-                "attend, rows, memory_length, width). It must come from this network with as many rows: "
-                "start with net.empty_memory(rows)."
-            )
 
     def _drop(self, x: jax.Array, what: str, train: bool) -> jax.Array:
         if not train or self.dropout == 0:

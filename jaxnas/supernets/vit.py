@@ -223,10 +223,6 @@ class ViT(Declared):
       qkv_bias_by_heads: whether each number of heads has its own bias of queries, keys and values. A whole
         official checkpoint can be converted to such a network only, see `supernets.convert`.
       form: of the supernet; see `jaxnas.supernet`.
-
-    Raises:
-      ValueError: image size not a multiple of the patch, a space without the four decisions or with
-        options that are no sizes, or an attribute that is none of its values.
     """
 
     image_size: int

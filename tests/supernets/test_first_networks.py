@@ -121,9 +121,6 @@ def test_other_spaces_and_shares_are_refused():
         (lambda: CONV.clone(dropout=1.0), ValueError, "dropout", "1.0"),
         (lambda: TEXT.clone(word_dropout=-0.1), ValueError, "word_dropout", "-0.1"),
         (lambda: supernets.TableMlp(spaces.digits(), 3), ValueError, "'width'"),
-        (lambda: supernets.TableMlp("mlp", 3), TypeError, "'mlp'"),
         (lambda: supernets.TableMlp(once, 3), ValueError, "'hidden'", "repeat(2"),
         (lambda: supernets.TableMlp(spaces.mlp((0, 4)), 3), ValueError, "'width'", "(0, 4)"),
-        (lambda: supernets.TableMlp(spaces.mlp((4, 4.5)), 3), ValueError, "'width'", "4.5"),
-        (lambda: TABLE.clone(dropout=1.0), ValueError, "dropout is 1.0"),
     )
