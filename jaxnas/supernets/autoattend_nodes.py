@@ -143,7 +143,7 @@ class AutoAttendNodes(nn.Module):
         if self.framed:
             stem = Product(self.width, bias=True, kernel_init=nn.linear.default_kernel_init, name="stem")
             x = stem(Dropout(self.dropout)(x, train=train))
-            # Normalised: features that sum to one would leave next to nothing for the layers at the start.
+            # Normalized: features that sum to one would leave next to nothing for the layers at the start.
             x = jnp.tanh(nn.LayerNorm(name="norm_in")(x))
         run = functools.partial(
             run_graph,

@@ -117,26 +117,16 @@ class DARTFormer(nn.Module):
 
     def mechanism(self, name: str, num_heads: int, seed: int = 0) -> nn.Module:
         """The block of a mechanism, by itself; `seed` is that of its random patterns, features or hashes."""
-        positions = self.max_length + (self.pool == "first")
-        own: dict[str, dict[str, Any]] = {
-            "local": {"block": self.block},
-            # The extra position sees all others, as Longformer has it for classification (section 4).
-            "longformer": {"window": self.window, "num_global": int(self.pool == "first")},
-            "sparse_transformer": {"block": self.block, "summary": self.summary},
-            "bigbird": {
-                "block": self.block,
-                "num_random": self.num_random,
-                "max_length": positions,
-                "seed": seed,
-            },
-            "linformer": {"max_length": positions, "num_projected": self.num_projected},
-            "performer": {"num_features": self.num_features, "seed": seed},
-            "reformer": {"num_buckets": self.num_buckets, "chunk": self.chunk, "seed": seed},
-            "sinkhorn": {"max_length": positions, "block": self.block},
-            "synthesizer": {"max_length": positions, "kind": self.synthesizer},
-        }
-        common = {"num_heads": num_heads, "head_dim": self.width // self.num_heads, "dtype": self.dtype}
-        return MECHANISMS[name](**common, **own.get(name, {}), parent=None)
+        fields = ("block", "window", "summary", "num_random", "num_projected", "num_features", "num_buckets")
+        given = {field: getattr(self, field) for field in (*fields, "chunk", "dtype")}
+        given |= {"num_heads": num_heads, "head_dim": self.width // self.num_heads, "seed": seed}
+        given |= {"max_length": self.max_length + (self.pool == "first"), "kind": self.synthesizer}
+        # The extra position sees all others, as Longformer has it for classification (section 4).
+        given["num_global"] = int(self.pool == "first")
+        made = MECHANISMS[name]
+        return made(
+            **{field: x for field, x in given.items() if field in made.__dataclass_fields__}, parent=None
+        )
 
     @nn.compact
     def __call__(

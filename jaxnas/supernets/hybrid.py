@@ -366,11 +366,9 @@ class Hybrid(nn.Module):
         """Classifies images with the sub-network `arch`.
 
         Args:
-          images: float [B, R, R, channels], square. With a choice of resolutions they are resized by the
-            network, so give them at the largest. Otherwise the strides divide R.
+          images: float [B, R, R, channels]; at the largest of the resolutions, if there is a choice of them.
           arch: architecture of the space, hard or soft; not needed if the space has only one.
-          train: whether batch statistics are those of the batch, and drop path is on (it needs the "dropout"
-            random stream).
+          train: whether to use the batch's statistics and drop path, which needs the "dropout" stream.
 
         Returns:
           float32 logits [B, num_classes].

@@ -118,8 +118,8 @@ class _WindowAttention:
 
 
 @dataclasses.dataclass(frozen=True)
-class _NormalisedDense:
-    """Normalises rows [N, parts, in] as a whole and maps them to [N, parts, out], a function for `run`."""
+class _NormalizedDense:
+    """Normalizes rows [N, parts, in] as a whole and maps them to [N, parts, out], a function for `run`."""
 
     dtype: Any
 
@@ -132,7 +132,7 @@ class _NormalisedDense:
         return y + bias[0].astype(self.dtype)[None] if bias else y
 
 
-class NormalisedDense(nn.Module):
+class NormalizedDense(nn.Module):
     """A layer normalization and a dense layer, of channels in several parts of one elastic width.
 
     Attributes:
@@ -176,7 +176,7 @@ class NormalisedDense(nn.Module):
         axes = "rows from in, from in, from in, from in to out"
         axes += ", to out -> rows to out" if self.use_bias else " -> rows to out"
         y = run(
-            _NormalisedDense(self.dtype),
+            _NormalizedDense(self.dtype),
             axes,
             {"in": width_in, "out": width_out},
             x.reshape(-1, *x.shape[3:]),
@@ -225,7 +225,7 @@ class Block(nn.Module):
           drop_path_rate: of each of the two branches; None drops nothing.
         """
         common = dict(dtype=self.dtype, kernel_init=normal(self.init_std))
-        y = NormalisedDense(1, 3, use_bias=True, name="qkv", **common)(x[..., None, :], embed, qkv, gate=gate)
+        y = NormalizedDense(1, 3, use_bias=True, name="qkv", **common)(x[..., None, :], embed, qkv, gate=gate)
         y = self._attend(y, window, heads, qkv, gate)
         y = Dense(name="projection", **common)(y, qkv, embed, gate=gate)
         x = x + drop_branch(self, y, drop_path_rate)
@@ -362,7 +362,7 @@ class Swin(nn.Module):
         x = x.reshape(-1, side, 2, side, 2, x.shape[-1]).transpose(0, 1, 3, 4, 2, 5)
         x = x.reshape(-1, side, side, 4, x.shape[-1])  # column by column, as in the authors' code
         init = normal(self.init_std)
-        merge = NormalisedDense(
+        merge = NormalizedDense(
             4, 1, use_bias=False, dtype=self.dtype, kernel_init=init, name=f"merge_{stage}"
         )
         return merge(x, width_in, width_out)[..., 0, :]

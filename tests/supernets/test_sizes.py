@@ -1,15 +1,16 @@
-"""Every network of the package refuses sizes below 1 and dtypes that are no floating type, and says which."""
+"""Every network of the package refuses sizes, rates, spaces and dtypes that cannot be, and says which."""
 
 import dataclasses
 
 import jax
 import jax.numpy as jnp
+import pytest
 import refusals
 import user_networks
 from small_tasks import task_of
 
 import jaxnas
-from jaxnas import spaces, supernets, training
+from jaxnas import Choice, Space, spaces, supernets, training
 from jaxnas.supernets import hybrid
 
 CORA = spaces.autoattend(2, spaces.AUTOATTEND_CORA)
@@ -29,17 +30,28 @@ NETWORKS = {
 MAY_BE_ZERO = {"max_relative_position", "head_expansion", "memory_length", "num_random"}
 
 
-def test_sizes_below_1_are_refused():
-    """Of all fields that are whole numbers."""
+@pytest.mark.parametrize("network", NETWORKS, ids=lambda network: network.__name__)
+def test_sizes_shares_and_spaces_that_cannot_be_are_refused(network):
+    """Of all fields that are whole numbers or rates of dropout."""
 
-    def case(network, given, name):
-        return lambda: network(**given | {name: 0}), ValueError, network.__name__, f"{name} is 0"
+    def case(error, name, value, *said):
+        return lambda: network(**NETWORKS[network] | {name: value}), error, network.__name__, *said
 
-    for network, given in NETWORKS.items():
-        network(**given)
-        sizes = {one.name for one in dataclasses.fields(network) if one.type == "int"} - MAY_BE_ZERO
-        refusals.check(*(case(network, given, name) for name in sorted(sizes)))
-        assert sizes
+    network(**NETWORKS[network])
+    fields = {one.name: one.type for one in dataclasses.fields(network)}
+    sizes = {name for name, kind in fields.items() if kind == "int"} - MAY_BE_ZERO
+    rates = {name for name in fields if "drop" in name}
+    refusals.check(
+        *(case(ValueError, name, 0, f"{name} is 0") for name in sorted(sizes)),
+        *(
+            case(ValueError, name, rate, f"{name} is {rate}")
+            for name in sorted(rates)
+            for rate in (1.0, -0.1)
+        ),
+        case(TypeError, "space", None, "None"),
+        case(ValueError, "space", Space(other=Choice(1, 2)), "'other'"),
+    )
+    assert sizes
 
 
 def test_networks_compute_in_floating_point():
