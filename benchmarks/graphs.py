@@ -23,12 +23,12 @@ import optax
 from absl import flags
 
 from benchmarks import over_seeds
+from benchmarks.graph_baselines import GAT, GCN
 from experiments import binary
 from experiments import config as config_lib
 from experiments.config import ConfigError
 from experiments.configs import CONFIGS
 from jaxnas import files, load_subnet, tasks
-from jaxnas.supernets import GAT, GCN
 from jaxnas.training import Training, train_seeds
 
 flags.adopt_module_key_flags(over_seeds)  # so that --help lists them

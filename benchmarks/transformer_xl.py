@@ -74,7 +74,6 @@ def main() -> None:
     )
     tokens = jax.ShapeDtypeStruct((1, FLAGS.length), jnp.int32)
     params = jaxnas.init(net, jax.random.key(0), tokens)["params"]
-    stacked = jaxnas.elastic.stack_layers(params)
     batch = random_batch(FLAGS.batch, FLAGS.length, FLAGS.vocabulary)
 
     def compiled(net: Any, params: Any, arch: Any) -> tuple[Any, float]:
@@ -89,15 +88,15 @@ def main() -> None:
     archs = [space.from_dict({"block": spaces.interleaved_blocks(FLAGS.blocks)})]
     archs += [jax.tree.map(lambda x, i=i: x[i], random) for i in range(FLAGS.archs)]
     forms = {}
-    for name, module, weights, soft in (
-        ("unrolled", net, params, False),
-        ("scanned", net.clone(scan_blocks=True), stacked, False),
-        ("soft, unrolled", net, params, True),
-        ("soft, scanned", net.clone(scan_blocks=True), stacked, True),
+    for name, module, soft in (
+        ("unrolled", net, False),
+        ("scanned", net.clone(scan_blocks=True), False),
+        ("soft, unrolled", net, True),
+        ("soft, scanned", net.clone(scan_blocks=True), True),
     ):
         arch = space.soften(archs[0]) if soft else archs[0]
-        call, seconds = compiled(module, weights, arch)
-        forms[name] = (call, weights, soft, seconds)
+        call, seconds = compiled(module, params, arch)
+        forms[name] = (call, soft, seconds)
     rows, compile_alone = [], []
     for arch in archs:
         small, variables, _ = jaxnas.extract(net, {"params": params}, arch, inputs=tokens)
@@ -105,8 +104,8 @@ def main() -> None:
         alone, seconds = compiled(small, small_params, None)
         compile_alone.append(seconds)
         calls = {"extracted": functools.partial(alone, small_params, None)}
-        for name, (call, weights, soft, _) in forms.items():
-            calls[name] = functools.partial(call, weights, space.soften(arch) if soft else arch)
+        for name, (call, soft, _) in forms.items():
+            calls[name] = functools.partial(call, params, space.soften(arch) if soft else arch)
         times = median_times(calls, warmup=1, repeats=FLAGS.repeats)
         rows.append({"block": space.to_dict(arch)["block"], **times})
         ratios = "  ".join(f"{name} {times[name] / times['extracted']:.2f}" for name in forms)
@@ -114,7 +113,7 @@ def main() -> None:
         print(f"{kinds}  extracted {1e3 * times['extracted']:.0f} ms  {ratios}", flush=True)
     record: dict[str, Any] = {"device": jax.devices()[0].device_kind, "rows": rows, "ratios": {}}
     print(f"{'form':16}{'gradient':>10}{'compile':>10}")
-    for name, (_, _, _, seconds) in forms.items():
+    for name, (_, _, seconds) in forms.items():
         mean = statistics.mean(row[name] / row["extracted"] for row in rows)
         compiling = seconds / statistics.mean(compile_alone)
         record["ratios"][name] = {"gradient": mean, "compile": compiling}

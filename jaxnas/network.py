@@ -18,7 +18,6 @@ import numpy as np
 
 from jaxnas.annotations import Annotations, annotations
 from jaxnas.choice import nearest
-from jaxnas.elastic.loop import STACKED, unstack_layers
 from jaxnas.elastic.width import Table
 from jaxnas.inputs import one_example
 from jaxnas.space import Space
@@ -126,14 +125,13 @@ def initial(net: nn.Module, key: jax.Array, inputs: Any) -> Variables:
     return nn.meta.unbox(without_sown(net.init(key, inputs, net.space.smallest())))
 
 
-def check_variables(net: nn.Module, variables: Any, inputs: Any, *, unstack: bool = False) -> Variables:
+def check_variables(net: nn.Module, variables: Any, inputs: Any) -> Variables:
     """Compares the names and shapes of variables with those of the network's own.
 
     Args:
       net: the network.
-      variables: by collection; parameters stacked by layer or not.
+      variables: by collection.
       inputs: see `jaxnas.init`; the batch size does not matter.
-      unstack: return parameters layer by layer.
 
     Returns:
       The variables without boxes.
@@ -141,17 +139,13 @@ def check_variables(net: nn.Module, variables: Any, inputs: Any, *, unstack: boo
     Raises:
       ValueError: variables of another network, or no collections; the message names the arrays.
     """
-    variables, expected = collections(variables), variable_shapes(net, inputs)
-
-    def by_layer(variables: Variables) -> Variables:
-        return {
-            name: unstack_layers(tree) if STACKED in tree and STACKED not in expected.get(name, {}) else tree
-            for name, tree in variables.items()
-        }
-
-    given = flatten(jax.eval_shape(by_layer, variables))
-    check_tensors(given, flatten(expected), f"the variables of {type(net).__name__}")
-    return by_layer(variables) if unstack else variables
+    variables = collections(variables)
+    check_tensors(
+        flatten(jax.eval_shape(lambda x: x, variables)),
+        flatten(variable_shapes(net, inputs)),
+        f"the variables of {type(net).__name__}",
+    )
+    return variables
 
 
 def collections(variables: Any) -> Variables:

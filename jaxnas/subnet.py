@@ -78,7 +78,7 @@ def extract(
 
     Args:
       net: any Flax module with a `space`, or a network of `jaxnas.supernet`.
-      variables: its maximal variables, by collection; parameters stacked by layer or not.
+      variables: its maximal variables, by collection.
       arch: a concrete hard architecture of the space.
       inputs: see `init`; not needed with `verify`.
       verify: a batch of inputs; if given, both networks are run on it and compared.
@@ -136,7 +136,7 @@ def alone(net: nn.Module, variables: Variables, arch: Arch, inputs: Any) -> tupl
     net.space.check(arch)
     net.space.check_static(arch)
     recorded, arch = network.annotated(net, inputs), net.space.canonical(arch)
-    variables = network.check_variables(net, variables, inputs, unstack=True)
+    variables = network.check_variables(net, variables, inputs)
     small, shapes = testing.check_counts(net, one_example(inputs), recorded, arch)
     active = testing.cut(flatten(variables), recorded, arch)
     check_tensors(

@@ -14,7 +14,6 @@ import numpy as np
 from jaxnas import network
 from jaxnas.annotations import annotations
 from jaxnas.elastic.bank import BankSpec
-from jaxnas.elastic.loop import STACKED, stack_layers, unstack_layers
 from jaxnas.elastic.parameter import ParameterSpec
 from jaxnas.elastic.width import Table
 from jaxnas.network import Variables
@@ -52,7 +51,7 @@ def carry_weights(
 
     Args:
       net: a network with a space.
-      variables: its maximal variables, by collection; parameters stacked by layer or not.
+      variables: its maximal variables, by collection.
       new_net: the network with the other space, otherwise the same.
       new_variables: its initial variables, as `jaxnas.init` gives them, which are left as they are.
       inputs: of both networks; see `jaxnas.init`.
@@ -108,8 +107,8 @@ def channel_sorter(net: nn.Module, inputs: Any) -> Callable[..., tuple[Any, ...]
       inputs: of it; see `jaxnas.init`.
 
     Returns:
-      `sort(params, *others)`, traceable: the parameters, stacked by layer or not, and other trees like them,
-      such as moments, in the same order.
+      `sort(params, *others)`, traceable: the parameters, and other trees like them, such as moments, in
+      the same order.
     """
     specs: dict[Path, Any] = annotations(net, inputs).specs
     groups: dict[Table, list[tuple[Path, int]]] = {}
@@ -126,8 +125,7 @@ def channel_sorter(net: nn.Module, inputs: Any) -> Callable[..., tuple[Any, ...]
         return axis < len(specs[path].axes) - 1
 
     def sort(params: Any, *others: Any) -> tuple[Any, ...]:
-        stacked = STACKED in params
-        flat, *rest = (flatten(unstack_layers(tree)) for tree in (params, *others))
+        flat, *rest = map(flatten, (params, *others))
         for table, places in groups.items():
             readers = [(path, axis) for path, axis in places if reading(path, axis)]
             if table in shared or not readers:
@@ -138,8 +136,7 @@ def channel_sorter(net: nn.Module, inputs: Any) -> Callable[..., tuple[Any, ...]
             for tree in (flat, *rest):
                 for path, axis in places:
                     tree[path] = jnp.take(tree[path], order, axis=axis)
-        made = (unflatten(tree) for tree in (flat, *rest))
-        return tuple(stack_layers(tree) if stacked else tree for tree in made)
+        return tuple(unflatten(tree) for tree in (flat, *rest))
 
     return sort
 
@@ -148,7 +145,7 @@ def _described(net: Any, variables: Variables, inputs: Any) -> tuple[dict[Path, 
     """The arrays of a network and what they are made of, by path."""
     network.check_contract(net)
     recorded = annotations(net, inputs)
-    stored = flatten(network.check_variables(net, variables, inputs, unstack=True))
+    stored = flatten(network.check_variables(net, variables, inputs))
     return stored, {("params", *path): spec for path, spec in recorded.specs.items()} | recorded.state
 
 

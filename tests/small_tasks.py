@@ -134,7 +134,7 @@ class Neighbors(Elastic):
     def body(self, inputs, decisions, train):
         hidden = width(int, decisions["hidden"])
         x, graph = ops.union(inputs)
-        pool = {"linear": ops.Linear(8), "gcn": ops.GCNConv(8), "gat": ops.GATConv(8, 2, dropout=0.1)}
+        pool = {"linear": ops.Linear(8), "gcn": ops.GCNConv(8), "gat": ops.GeoLayer(8, "gat", 2, dropout=0.1)}
         x = jnp.tanh(Mixture(pool, name="op")(decisions["op"], x, graph, train=train))  # [G * N, 8]
         x = x.reshape(*inputs["node_mask"].shape, 8)  # elastic layers count the products of a row
         x = nn.relu(Dense(name="hidden")(x, fixed(8), hidden))

@@ -364,7 +364,7 @@ def test_other_collections_are_cut_too():
     )
 
 
-class Normalised(Elastic):
+class Normalized(Elastic):
     """Flax's batch normalization at momenta that differ, in the blocks of a mixture too."""
 
     space: Space = Space(op=Choice("narrow", "wide"))
@@ -379,7 +379,7 @@ class Normalised(Elastic):
 
 def test_calibration_is_the_statistics_of_all_data():
     """Against NumPy on the inputs, under jit, vmap and lax.map, and for architectures of a supernet."""
-    net, data = Normalised(), 3 * normal(4, 6, 8) + 5
+    net, data = Normalized(), 3 * normal(4, 6, 8) + 5
     variables, arch = jaxnas.init(net, KEY, data[0]), {"op": jnp.int32(1)}
     calibrate = functools.partial(jaxnas.calibrate, net, variables, batches=data)
     compiled, archs = jax.jit(calibrate), net.space.enumerate()

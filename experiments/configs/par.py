@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from experiments.config import Config
 from jaxnas import latency, runs, spaces, supernets, tasks
-from jaxnas.elastic.recurrent import Context
+from jaxnas.supernets.transformer_xl_blocks import Context
 from jaxnas.training import Relaxed, Training
 
 
@@ -106,7 +106,12 @@ WIKITEXT2_SMALL = Config(
         space=spaces.par(10),
         vocabulary=33_278,
         memory_length=128,
-        cutoffs=(221, 2502, 7519, 16987),  # by elastic.choose_cutoffs on the training text, as all below
+        cutoffs=(
+            221,
+            2502,
+            7519,
+            16987,
+        ),  # by choose_cutoffs on the training text, as all below
         pre_norm=True,
         init_std=0.05,
     ),

@@ -28,15 +28,13 @@ from jaxnas.elastic.decisions import Decisions
 from jaxnas.elastic.embedding import Embedding
 from jaxnas.elastic.layers import (
     Dense,
-    DenseParameters,
     LayerNorm,
-    LayerNormParameters,
     Mlp,
     Norm,
     PatchEmbed,
     drop_path,
 )
-from jaxnas.elastic.loop import run_layers, stack_layers, unstack_layers
+from jaxnas.elastic.loop import run_layers
 from jaxnas.elastic.mixture import Mixture
 from jaxnas.elastic.normalization import BatchNorm
 from jaxnas.elastic.parameter import annotate, parameter, record_choice, record_macs
@@ -51,10 +49,8 @@ __all__ = [
     "Decision",
     "Decisions",
     "Dense",
-    "DenseParameters",
     "Embedding",
     "LayerNorm",
-    "LayerNormParameters",
     "Mixture",
     "Mlp",
     "Norm",
@@ -74,7 +70,5 @@ __all__ = [
     "record_macs",
     "run",
     "run_layers",
-    "stack_layers",
-    "unstack_layers",
     "width",
 ]

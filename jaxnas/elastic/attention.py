@@ -95,24 +95,14 @@ class RelativePositions:
 
     def logits(self, queries: jax.Array, entries: jax.Array) -> jax.Array:
         """From queries [n, T, D] and table entries [offsets, D] to logits [n, T, T]."""
-        return self._by_key(self._to_places(as_rows(queries) @ entries.T))
-
-    def by_place(self, weights: jax.Array) -> jax.Array:
-        """From attention weights [n, T, T] to their sums by place, [n * T, P]."""
-        return as_rows(weights) @ jnp.asarray(self._places, weights.dtype)
-
-    def from_places(self, by_place: jax.Array, entries: jax.Array) -> jax.Array:
-        """From weights by place and table entries [offsets, D] to outputs, [n, T, D]."""
-        return (self._to_offsets(by_place) @ entries).reshape(-1, self.tokens, entries.shape[1])
-
-    def values(self, weights: jax.Array, entries: jax.Array) -> jax.Array:
-        """From attention weights [n, T, T] and table entries [offsets, D] to outputs, [n, T, D]."""
-        return self.from_places(self.by_place(weights), entries)
-
-    def _by_key(self, by_place: jax.Array) -> jax.Array:
-        """Logits [n, T, T] of each key from those of its places, [n * T, P]."""
+        by_place = self._to_places(as_rows(queries) @ entries.T)
         logits = products(by_place, jnp.asarray(self._places, by_place.dtype))
         return logits.reshape(-1, self.tokens, self.tokens)
+
+    def values(self, weights: jax.Array, entries: jax.Array) -> jax.Array:
+        """From attention weights [n, T, T] and table entries [offsets, D] to outputs [n, T, D]."""
+        by_place = as_rows(weights) @ jnp.asarray(self._places, weights.dtype)
+        return (self._to_offsets(by_place) @ entries).reshape(-1, self.tokens, entries.shape[1])
 
     def _to_places(self, by_offset: jax.Array) -> jax.Array:
         """From what queries have for each offset [n * T, O] to each place [n * T, P]."""

@@ -114,12 +114,8 @@ class Attention(nn.Module):
             projection. None lets all be seen.
           gate: 0 where the layer is skipped, which gives zeros.
           max_branches: see `run`. Each pair of numbers of heads has at least one branch.
-
-        Raises:
-          ValueError: numbers of heads that do not divide; a mask of another shape.
-          TypeError: a mask that is not boolean.
         """
-        self._check(x, heads, kv_heads, mask)
+        self._check(heads, kv_heads)
         tokens = x.shape[1]
         visible = jnp.tri(tokens, dtype=bool)[None] if self.causal else jnp.ones((1, 1, tokens), bool)
         if mask is not None:
@@ -162,22 +158,11 @@ class Attention(nn.Module):
             max_branches=max_branches,
         )
 
-    def _check(self, x: jax.Array, heads: Width, kv_heads: Width, mask: jax.Array | None) -> None:
-        name = self.name or type(self).__name__
+    def _check(self, heads: Width, kv_heads: Width) -> None:
         wrong = [(h, k) for h, k in joint(heads, kv_heads).rows if k == 0 or h % k]
         if wrong:
             raise ValueError(
-                f"{name}: query heads must be a multiple of key-value heads in every architecture; there is "
-                f"one with {wrong[0][0]} query heads and {wrong[0][1]} key-value heads. Make one width "
-                "of both decisions, as elastic.width(lambda kv_heads, group: kv_heads * group, ...)."
-            )
-        if mask is None:
-            return
-        if mask.dtype != bool:
-            raise TypeError(f"{name}: a mask is boolean, True where a token may be seen; got {mask.dtype}.")
-        batch, tokens = x.shape[:2]
-        if mask.shape not in ((batch, tokens), (batch, tokens, tokens)):
-            raise ValueError(
-                f"{name}: a mask for x of shape {x.shape} is [{batch}, {tokens}] or "
-                f"[{batch}, {tokens}, {tokens}]; got {list(mask.shape)}."
+                f"{self.name or type(self).__name__}: query heads must be a multiple of key-value heads in "
+                f"every architecture; there is one with {wrong[0][0]} query heads and {wrong[0][1]} "
+                "key-value heads. Make one width of both: elastic.width(lambda kv, group: kv * group, ...)."
             )

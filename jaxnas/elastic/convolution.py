@@ -151,10 +151,10 @@ class Conv(nn.Module):
           Images in `dtype`, zero beyond `width_out`.
 
         Raises:
-          ValueError: a kernel that is larger than the images; sizes of which one isn't the center of the
-            other; other widths in and out for a depthwise convolution.
+          ValueError: sizes of which one isn't the center of the other; other widths in and out for a
+            depthwise convolution.
         """
-        self._check(x, width_in, width_out, size)
+        self._check(width_in, width_out, size)
         # The sizes from the largest down to the smallest of this layer: a matrix leads from each to the next.
         chain = sorted((k for k in self.transformed if k >= min(size.table.values)), reverse=True)
         # A transformed kernel depends on all taps of the first size at which a matrix is applied to it.
@@ -206,15 +206,8 @@ class Conv(nn.Module):
         )
         return y
 
-    def _check(self, x: jax.Array, width_in: Width, width_out: Width, size: Width) -> None:
+    def _check(self, width_in: Width, width_out: Width, size: Width) -> None:
         name, sizes = self.name or type(self).__name__, sorted(set(size.table.values))
-        if x.ndim != 4:
-            raise ValueError(f"{name} takes images [B, H, W, channels]; got an array of shape {x.shape}.")
-        if sizes[-1] > min(x.shape[1:3]):
-            raise ValueError(
-                f"{name} has a kernel of {sizes[-1]} x {sizes[-1]}, which is larger than its input of "
-                f"{x.shape[1]} x {x.shape[2]}. Take smaller kernels, larger images or fewer strides before."
-            )
         if len({one % 2 for one in (*sizes, *self.transformed)}) > 1:
             raise ValueError(
                 f"{name} has kernels of the sizes {sorted({*sizes, *self.transformed})}. A smaller kernel is "

@@ -51,12 +51,7 @@ class Embedding(nn.Module):
           tokens: from 0 to vocabulary - 1; a larger one gives NaN.
           width: active channels.
           max_branches: see `run`.
-
-        Raises:
-          TypeError: tokens that are not integers.
         """
-        if not jnp.issubdtype(tokens.dtype, jnp.integer):
-            raise TypeError(f"{self.name or type(self).__name__}: tokens are integers; got {tokens.dtype}.")
         axes = (fixed(self.vocabulary, "vocabulary"), width)
         table = parameter(self, "embedding", self.embedding_init, axes)
         y = run(

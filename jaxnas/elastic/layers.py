@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -51,38 +50,7 @@ class _Dense:
         return affine(x, kernel, bias, self.dtype)
 
 
-class DenseParameters(nn.Module):
-    """Declares a weight-entangled dense layer's kernel and bias and counts its products.
-
-    Attributes:
-      kernel_init, bias_init: initializers; the defaults (None) are those of `flax.linen.Dense`.
-    """
-
-    kernel_init: Initializer | None = None
-    bias_init: Initializer = nn.initializers.zeros
-
-    @nn.compact
-    def __call__(
-        self, width_in: Width, width_out: Width, *, gate: Width | None = None, rows: int = 1
-    ) -> Arrays:
-        """Returns kernel [in maximum, out maximum] and bias [out maximum].
-
-        Args:
-          width_in, width_out: active widths.
-          gate: 0 where the layer is skipped.
-          rows: rows of one example, for the count of multiply-accumulates.
-        """
-        return self._declare(width_in, width_out, gate, rows)
-
-    def _declare(self, width_in: Width, width_out: Width, gate: Width | None, rows: int) -> Arrays:
-        init = self.kernel_init or nn.initializers.lecun_normal()
-        kernel = parameter(self, "kernel", init, (width_in, width_out), gate=gate)
-        bias = parameter(self, "bias", self.bias_init, (width_out,), gate=gate)
-        record_macs(self, gated_macs(gate, lambda i, o: rows * i * o, width_in, width_out))
-        return kernel, bias
-
-
-class Dense(DenseParameters):
+class Dense(nn.Module):
     """A weight-entangled dense layer; computes in `dtype`.
 
     Example, in the `compact` method of a network whose width is a choice:
@@ -90,35 +58,44 @@ class Dense(DenseParameters):
         x = elastic.Dense(name="hidden")(x, elastic.fixed(64), width)
 
     Attributes:
-      kernel_init, bias_init: see `DenseParameters`.
-      dtype: that it computes in.
+      kernel_init, bias_init: initializers; the defaults are those of `flax.linen.Dense`.
+      dtype: of the computation.
     """
 
+    kernel_init: Initializer | None = None
+    bias_init: Initializer = nn.initializers.zeros
     dtype: Any = jnp.float32
 
     @nn.compact
     def __call__(
         self,
-        x: jax.Array,
+        x: jax.Array | None,
         width_in: Width,
         width_out: Width,
         *,
         gate: Width | None = None,
         rows: int | None = None,
         max_branches: int = 8,
-    ) -> jax.Array:
+    ) -> Any:
         """Maps x [..., in maximum] to [..., out maximum], zero beyond the active widths.
 
         Args:
-          x: rows with zeros beyond `width_in`.
+          x: rows with zeros beyond `width_in`. None returns the kernel and the bias, for an operation that
+            computes the products itself.
           width_in, width_out: active widths.
           gate: 0 where the layer is skipped, which gives zeros.
           rows: rows of one example, for the count of multiply-accumulates; None takes the first axis of x
             as that of the examples.
           max_branches: see `run`; 1 suits a layer that is small in its network.
         """
-        rows = math.prod(x.shape[1:-1]) if rows is None else rows
-        kernel, bias = self._declare(width_in, width_out, gate, rows)
+        if rows is None:
+            rows = 1 if x is None else math.prod(x.shape[1:-1])
+        init = self.kernel_init or nn.initializers.lecun_normal()
+        kernel = parameter(self, "kernel", init, (width_in, width_out), gate=gate)
+        bias = parameter(self, "bias", self.bias_init, (width_out,), gate=gate)
+        record_macs(self, gated_macs(gate, lambda i, o: rows * i * o, width_in, width_out))
+        if x is None:
+            return kernel, bias
         y = run(
             _Dense(self.dtype),
             "rows in, in out, out -> rows out",
@@ -143,7 +120,7 @@ def normalize(x: jax.Array, scale: jax.Array, bias: jax.Array, epsilon: float, d
 
 
 @dataclasses.dataclass(frozen=True)
-class _Normalise:
+class _Normalize:
     """`normalize` as a function that can be compared with others, and a form of it with a mask [D]."""
 
     epsilon: float
@@ -175,22 +152,22 @@ class Norm:
 
     scale: jax.Array
     bias: jax.Array
-    function: _Normalise = flax.struct.field(pytree_node=False)
+    function: _Normalize = flax.struct.field(pytree_node=False)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Normalises rows [N, maximum] over all of their channels."""
+        """Normalizes rows [N, maximum] over all of their channels."""
         return self.function(x, self.scale, self.bias)
 
 
 @dataclasses.dataclass(frozen=True)
-class _Normalised:
+class _Normalized:
     """A function of normalized rows: takes x, scale, bias and the other operands of `function`.
 
     Both are one function, so that normalized rows need not be padded and cut again in between. They are not
     kept either: the backward pass computes them again.
     """
 
-    norm: _Normalise
+    norm: _Normalize
     function: Any
 
     def __call__(
@@ -217,63 +194,35 @@ def run_normalized(
     if norm is None:
         return run(function, axes, widths, x, *operands, masked=function.masked, **options)
     first, others = axes.split(",", 1)
-    function, axes = _Normalised(norm.function, function), f"{first}, embed, embed, {others}"
+    function, axes = _Normalized(norm.function, function), f"{first}, embed, embed, {others}"
     operands = norm.scale, norm.bias, *operands
     return run(function, axes, widths, x, *operands, masked=function.masked, **options)
 
 
-class LayerNormParameters(nn.Module):
-    """Declares the parameters of a layer normalization, for a layer that normalizes its input itself.
-
-    Example, an MLP with its normalization as one operation:
-
-        norm = elastic.LayerNormParameters(name="norm")(embed)
-        x = x + elastic.Mlp(name="mlp")(x, embed, hidden, norm=norm)
-
-    Attributes:
-      epsilon: added to the variance; by default that of PyTorch.
-      dtype: of the normalized rows.
-    """
-
-    epsilon: float = 1e-5
-    dtype: Any = jnp.float32
-
-    @nn.compact
-    def __call__(self, width: Width, *, gate: Width | None = None) -> Norm:
-        """Returns the normalization, for a layer that takes one.
-
-        Args:
-          width: active channels.
-          gate: 0 where the layer is skipped.
-        """
-        return self._declare(width, gate)
-
-    def _declare(self, width: Width, gate: Width | None) -> Norm:
-        scale = parameter(self, "scale", nn.initializers.ones, (width,), gate=gate)
-        bias = parameter(self, "bias", nn.initializers.zeros, (width,), gate=gate)
-        return Norm(scale, bias, _Normalise(self.epsilon, self.dtype))
-
-
-class LayerNorm(LayerNormParameters):
-    """Layer normalization over the active channels (AutoFormer, section 3.1) as a layer of its own.
+class LayerNorm(nn.Module):
+    """Layer normalization over the active channels (AutoFormer, section 3.1).
 
     Example, in the `compact` method of a network whose residual stream has the width `embed`:
 
         x = elastic.LayerNorm(name="norm")(x, embed)
 
     Attributes:
-      epsilon: added to the variance.
+      epsilon: added to the variance; by default that of PyTorch.
       dtype: of the result; the statistics are computed in float32.
     """
 
+    epsilon: float = 1e-5
+    dtype: Any = jnp.float32
+
     @nn.compact
     def __call__(
-        self, x: jax.Array, width: Width, *, gate: Width | None = None, max_branches: int = 8
-    ) -> jax.Array:
-        """Normalises x [..., maximum] over the first `width` channels; zero beyond.
+        self, x: jax.Array | None, width: Width, *, gate: Width | None = None, max_branches: int = 8
+    ) -> Any:
+        """Normalizes x [..., maximum] over the first `width` channels; zero beyond.
 
         Args:
-          x: with zeros beyond `width`.
+          x: with zeros beyond `width`. None returns a `Norm`, for an operation that normalizes its input
+            itself, such as `Mlp`.
           width: active channels.
           gate: 0 where the layer is skipped, which gives zeros.
           max_branches: see `run`; 1 suits a layer that is small in its network.
@@ -281,7 +230,11 @@ class LayerNorm(LayerNormParameters):
         Returns:
           The same shape, in `dtype`.
         """
-        norm = self._declare(width, gate)
+        scale = parameter(self, "scale", nn.initializers.ones, (width,), gate=gate)
+        bias = parameter(self, "bias", nn.initializers.zeros, (width,), gate=gate)
+        norm = Norm(scale, bias, _Normalize(self.epsilon, self.dtype))
+        if x is None:
+            return norm
         y = run(
             norm.function,
             "rows embed, embed, embed -> rows embed",
@@ -321,11 +274,12 @@ class Mlp(nn.Module):
     Example, in the `compact` method of a network whose residual stream has the width `embed`:
 
         hidden = elastic.width(lambda dim, ratio: int(dim * ratio), embed_dim, mlp_ratio)
-        x = x + elastic.Mlp(name="mlp")(x, embed, hidden)
+        norm = elastic.LayerNorm(name="norm")(None, embed)
+        x = x + elastic.Mlp(name="mlp")(x, embed, hidden, norm=norm)
 
     Attributes:
-      dtype: that it computes in.
-      kernel_init: see `DenseParameters`.
+      dtype: of the computation.
+      kernel_init: see `Dense`.
       activation: of the hidden channels, a function of a module that leaves zero zero.
     """
 
@@ -349,13 +303,12 @@ class Mlp(nn.Module):
           x: with zeros beyond `embed`.
           embed, hidden: active widths of x and between the two layers.
           gate: 0 where the layer is skipped, which gives zeros.
-          norm: a layer normalization to apply to x first, of a `LayerNormParameters`.
+          norm: a layer normalization of x, as part of the same operation: `LayerNorm(...)(None, embed)`.
         """
-        declare = functools.partial(DenseParameters, self.kernel_init)
-        rows = math.prod(x.shape[1:-1])
+        options = dict(gate=gate, rows=math.prod(x.shape[1:-1]))
         weights = (
-            *declare(name="in")(embed, hidden, gate=gate, rows=rows),
-            *declare(name="out")(hidden, embed, gate=gate, rows=rows),
+            *Dense(self.kernel_init, name="in")(None, embed, hidden, **options),
+            *Dense(self.kernel_init, name="out")(None, hidden, embed, **options),
         )
         axes = "rows embed, embed hidden, hidden, hidden embed, embed -> rows embed"
         widths = {"embed": embed, "hidden": hidden}
@@ -407,18 +360,9 @@ class PatchEmbed(nn.Module):
 
         Returns:
           Patches in `dtype`, zero beyond the active channels.
-
-        Raises:
-          ValueError: images with another number of channels than those that the weights were made for.
         """
         batch, height, breadth, channels = images.shape
         p = self.patch_size
-        kernel = nn.meta.unbox(self.variables).get("params", {}).get("projection", {}).get("kernel")
-        if getattr(kernel, "ndim", 0) == 2 and kernel.shape[0] != p * p * channels:
-            raise ValueError(
-                f"The images have {channels} channels, and the network's weights are for "
-                f"{kernel.shape[0] // p**2}: got images of shape {images.shape}."
-            )
         grid = (height // p, breadth // p)
         x = images.reshape(batch, grid[0], p, grid[1], p, channels)
         x = x.transpose(0, 1, 3, 2, 4, 5)  # [B, rows, columns, p, p, C]

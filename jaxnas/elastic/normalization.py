@@ -24,8 +24,8 @@ STATISTICS = "batch_stats"
 
 
 @dataclasses.dataclass(frozen=True)
-class _Normalise:
-    """Normalises rows x [N, C] by given statistics [C], in float32, and applies the activation."""
+class _Normalize:
+    """Normalizes rows x [N, C] by given statistics [C], in float32, and applies the activation."""
 
     epsilon: float
     dtype: Any
@@ -41,10 +41,10 @@ class _Normalise:
 
 
 @dataclasses.dataclass(frozen=True)
-class _NormaliseBatch:
-    """Normalises rows x [N, C] by their own statistics, which it returns too, without a gradient."""
+class _NormalizeBatch:
+    """Normalizes rows x [N, C] by their own statistics, which it returns too, without a gradient."""
 
-    normalize: _Normalise
+    normalize: _Normalize
 
     def __call__(self, x: jax.Array, scale: jax.Array, bias: jax.Array, *, keep: Keep) -> Arrays:
         rows = x.astype(jnp.float32)
@@ -92,7 +92,7 @@ class BatchNorm(nn.Module):
         gate: Width | None = None,
         max_branches: int = 3,
     ) -> jax.Array:
-        """Normalises x [..., maximum] over all axes but the last; zero beyond the active channels.
+        """Normalizes x [..., maximum] over all axes but the last; zero beyond the active channels.
 
         Args:
           x: with zeros beyond `width`.
@@ -111,7 +111,7 @@ class BatchNorm(nn.Module):
         ]
         for name in ("mean", "var"):
             annotate(self, name, (width,), gate=gate)
-        normalize = _Normalise(self.epsilon, self.dtype, self.activation)
+        normalize = _Normalize(self.epsilon, self.dtype, self.activation)
         options = dict(gate=gate, maskable=("channels",), max_branches=max_branches)
         operands, axes = (as_rows(x), scale, bias), "rows channels, channels, channels"
         if not train:
@@ -120,7 +120,7 @@ class BatchNorm(nn.Module):
             y = run(normalize, axes, {"channels": width}, *operands, *statistics, **options)
             return y.reshape(x.shape)
         axes += " -> rows channels, channels, channels"
-        y, *batch = run(_NormaliseBatch(normalize), axes, {"channels": width}, *operands, **options)
+        y, *batch = run(_NormalizeBatch(normalize), axes, {"channels": width}, *operands, **options)
         if self.is_mutable_collection(STATISTICS) and not self.is_initializing():
             active = width.mask() > 0
             if gate is not None:

@@ -16,10 +16,8 @@ these parts, and puts zeros behind the result. How it does so depends on what is
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import inspect
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -32,10 +30,9 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 from jaxnas.elastic.parameter import ELASTIC_SCOPE
+from jaxnas.elastic.plan import Axes, Plan, Sizes, by_value, check, make_plan, rows_of, with_branches
 from jaxnas.elastic.width import Joint, Width, joint, masks_of_row
 
-Axes = tuple[str, ...] | None  # the names of an array's axes; None where all of them are whole
-Sizes = tuple[int, ...]
 Keep = Callable[[jax.Array], jax.Array]
 
 
@@ -98,11 +95,11 @@ def run(
     Raises:
       ValueError: `axes` that do not fit the operands, or names that belong to no width.
     """
-    _check(axes, widths, operands, maskable)
+    check(axes, widths, operands, maskable)
     sizes = joint(*widths.values())
     choice = sizes if gate is None or gate.is_fixed else joint(*widths.values(), gate)
-    rows, index = _rows(choice, len(widths))
-    plan = _plan(function, axes, tuple(widths), rows, maskable, max_branches, _by_value(masked))
+    rows, index = rows_of(choice, len(widths))
+    plan = make_plan(function, axes, tuple(widths), rows, maskable, max_branches, by_value(masked))
     with jax.named_scope(ELASTIC_SCOPE):
         if gate is not None and not gate.maximum:  # no architecture of the space runs it
             return _at(plan, None, {}, operands, _return)
@@ -118,155 +115,6 @@ def run(
         return _switched(plan, index, *operands)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Plan:
-    """All that is static in a call of `run`.
-
-    Attributes:
-      function, maskable, masked: see `run`.
-      operand_axes, output_axes: their names.
-      names: of the widths.
-      rows: every combination of sizes that there is, in the order of `names`; None where the gate is 0.
-      branches: the sizes at which each branch runs; None for the one that returns zeros.
-      branch_of: for each row its branch.
-    """
-
-    function: Callable[..., Any]
-    operand_axes: tuple[Axes, ...]
-    output_axes: tuple[Axes, ...]
-    names: tuple[str, ...]
-    rows: tuple[Sizes | None, ...]
-    branches: tuple[Sizes | None, ...]
-    branch_of: tuple[int, ...]
-    maskable: tuple[str, ...]
-    masked: Callable[..., Any] | None
-
-
-@dataclasses.dataclass(frozen=True)
-class _Method:
-    """A method of an object that equals the same method of an equal object.
-
-    Python's own bound methods are equal for one and the same object only. With these, layers of one form
-    have one plan, and so they are traced once.
-    """
-
-    function: Callable[..., Any]
-    owner: Any
-
-    def __call__(self, *arguments: Any) -> Any:
-        return self.function(self.owner, *arguments)
-
-
-def _by_value(function: Callable[..., Any] | None) -> Callable[..., Any] | None:
-    return _Method(function.__func__, function.__self__) if inspect.ismethod(function) else function
-
-
-@functools.lru_cache(maxsize=4096)
-def _plan(
-    function: Callable[..., Any],
-    axes: str,
-    names: tuple[str, ...],
-    rows: tuple[Sizes | None, ...],
-    maskable: tuple[str, ...],
-    max_branches: int,
-    masked: Callable[..., Any] | None,
-) -> _Plan:
-    rounded = _round_up(rows, tuple(name in maskable for name in names), max_branches)
-    branches = tuple(dict.fromkeys(rounded))
-    branch_of = tuple(branches.index(sizes) for sizes in rounded)
-    return _Plan(function, *_parse(axes), names, rows, branches, branch_of, maskable, masked)
-
-
-def _with_branches(plan: _Plan, maskable: tuple[str, ...]) -> _Plan:
-    """The same with as few branches as masks for these widths allow."""
-    rounded = _round_up(plan.rows, tuple(name in maskable for name in plan.names), 1)
-    branches = tuple(dict.fromkeys(rounded))
-    branch_of = tuple(branches.index(sizes) for sizes in rounded)
-    return dataclasses.replace(plan, branches=branches, branch_of=branch_of, maskable=maskable)
-
-
-def _round_up(
-    rows: tuple[Sizes | None, ...], may_grow: tuple[bool, ...], limit: int
-) -> tuple[Sizes | None, ...]:
-    """The rows with sizes rounded up, so that there are at most `limit` different ones, if that is possible.
-
-    Sizes are given up one after another, and each time the one that adds least work for each branch saved.
-    """
-
-    def rounded(steps: dict[int, tuple[int, ...]]) -> tuple[Sizes | None, ...]:
-        def up(column: int, size: int) -> int:
-            return min(step for step in steps[column] if step >= size) if column in steps else size
-
-        return tuple(row and tuple(up(column, size) for column, size in enumerate(row)) for row in rows)
-
-    def count_and_work(found: tuple[Sizes | None, ...]) -> tuple[int, int]:
-        return len(set(found) - {None}), sum(math.prod(row) for row in found if row is not None)
-
-    columns = list(zip(*(row for row in rows if row is not None), strict=True))
-    steps = {i: tuple(sorted(set(columns[i]))) for i in range(len(columns)) if may_grow[i]}
-    found = rounded(steps)
-    count, work = count_and_work(found)
-    while count > limit and any(len(sizes) > 1 for sizes in steps.values()):
-        candidates = []
-        for column, sizes in steps.items():
-            for size in sizes[:-1]:
-                fewer = steps | {column: tuple(one for one in sizes if one != size)}
-                fewer_count, more_work = count_and_work(rounded(fewer))
-                saved = count - fewer_count
-                candidates.append(((more_work - work) / saved if saved else math.inf, len(candidates), fewer))
-        steps = min(candidates)[2]
-        found = rounded(steps)
-        count, work = count_and_work(found)
-    return found
-
-
-@functools.lru_cache(maxsize=1024)
-def _parse(axes: str) -> tuple[tuple[Axes, ...], tuple[Axes, ...]]:
-    def side(text: str) -> tuple[Axes, ...]:
-        parts = [tuple(part.split()) for part in text.split(",")]
-        return tuple(None if part == ("...",) else part for part in parts)
-
-    operands, arrow, outputs = axes.partition("->")
-    return side(operands), side(outputs) if arrow else ()
-
-
-def _check(
-    axes: str, widths: dict[str, Width], operands: tuple[jax.Array, ...], maskable: tuple[str, ...]
-) -> None:
-    named, outputs = _parse(axes)
-    if len(named) != len(operands):
-        raise ValueError(f"{axes!r} names the axes of {len(named)} operands; there are {len(operands)}.")
-    for number, (one, operand) in enumerate(zip(named, operands, strict=True)):
-        expected = (
-            None
-            if one is None
-            else tuple(
-                widths[name].maximum if name in widths else size
-                for name, size in zip(one, (*operand.shape, *(None,) * len(one)), strict=False)
-            )
-        )
-        if expected is not None and expected != operand.shape:
-            raise ValueError(
-                f"Operand {number} has shape {operand.shape}; {' '.join(one or ())!r} with the maximal sizes "
-                f"of the widths is {expected}."
-            )
-    if unknown := set(maskable) - set(widths):
-        raise ValueError(f"maskable has {sorted(unknown)}, which are none of the widths {list(widths)}.")
-    if maskable and not outputs:
-        raise ValueError(f"With maskable widths, name the axes of the outputs too: '{axes} -> ...'.")
-
-
-def _rows(choice: Joint, count: int) -> tuple[tuple[Sizes | None, ...], jax.Array | int]:
-    """The combinations of `count` sizes that there are, and the index of the active one if all are hard."""
-    index = 0 if choice.is_soft else choice.index()
-    if len(choice.tables) == count:
-        return choice.rows, index
-    sizes = [None if row[-1] == 0 else row[:-1] for row in choice.rows]
-    rows = tuple(dict.fromkeys(sizes))
-    to_rows = [rows.index(row) for row in sizes]
-    return rows, to_rows[index] if isinstance(index, int) else jnp.asarray(to_rows, jnp.int32)[index]
-
-
 def _gated(outputs: Any, gate: Width) -> Any:
     factor = gate.mask()[0]
     return jax.tree.map(lambda y: y * factor.astype(y.dtype), outputs)
@@ -279,14 +127,14 @@ def _return(x: jax.Array) -> jax.Array:
     return x
 
 
-def _branch(plan: _Plan, number: int, row: jax.Array | int | None, operands: Any, keep: Keep) -> Any:
+def _branch(plan: Plan, number: int, row: jax.Array | int | None, operands: Any, keep: Keep) -> Any:
     """The outputs, with zeros behind, at the sizes of a branch; of a soft choice (no row) without masks."""
     sizes = plan.branches[number]
     masks = {} if row is None or sizes is None else _masks(plan, number, sizes, row)
     return _at(plan, sizes, masks, operands, keep)
 
 
-def _at(plan: _Plan, sizes: Sizes | None, masks: dict[str, jax.Array], operands: Any, keep: Keep) -> Any:
+def _at(plan: Plan, sizes: Sizes | None, masks: dict[str, jax.Array], operands: Any, keep: Keep) -> Any:
     if sizes is None:
         return _zeros(_outputs_like(plan, operands))
     active = dict(zip(plan.names, sizes, strict=True))
@@ -314,7 +162,7 @@ def _keywords(function: Callable[..., Any]) -> tuple[str, ...]:
     return tuple(one.name for one in parameters if one.kind == inspect.Parameter.KEYWORD_ONLY)
 
 
-def _masks(plan: _Plan, number: int, sizes: Sizes, row: jax.Array | int) -> dict[str, jax.Array]:
+def _masks(plan: Plan, number: int, sizes: Sizes, row: jax.Array | int) -> dict[str, jax.Array]:
     """For the widths that are smaller than the branch in some of its rows, which entries are active."""
     masks = {}
     for column, name in enumerate(plan.names):
@@ -362,14 +210,14 @@ def _mask(x: jax.Array, axes: Axes, masks: dict[str, jax.Array]) -> jax.Array:
     return x
 
 
-def _largest(plan: _Plan, operands: Any, keep: Keep) -> Any:
+def _largest(plan: Plan, operands: Any, keep: Keep) -> Any:
     sizes = [row for row in plan.rows if row is not None]
     active = dict(zip(plan.names, map(max, zip(*sizes, strict=True)), strict=True))
     return plan.function(*operands, **_asked(plan.function, active, keep))
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _traced(plan: _Plan, *operands: jax.Array) -> tuple[Any, tuple[jax.Array, ...]]:
+def _traced(plan: Plan, *operands: jax.Array) -> tuple[Any, tuple[jax.Array, ...]]:
     """The outputs of the function at its largest size and what it keeps; only their shapes are asked for.
 
     Under `jit`, since JAX then keeps the shapes: every branch of every layer of one form asks for the same.
@@ -379,11 +227,11 @@ def _traced(plan: _Plan, *operands: jax.Array) -> tuple[Any, tuple[jax.Array, ..
     return outputs, tuple(kept)
 
 
-def _outputs_like(plan: _Plan, operands: Any) -> Any:
+def _outputs_like(plan: Plan, operands: Any) -> Any:
     return jax.eval_shape(_traced, plan, *operands)[0]
 
 
-def _kept_like(plan: _Plan, operands: Any) -> tuple[jax.ShapeDtypeStruct, ...]:
+def _kept_like(plan: Plan, operands: Any) -> tuple[jax.ShapeDtypeStruct, ...]:
     return jax.eval_shape(_traced, plan, *operands)[1]
 
 
@@ -429,16 +277,16 @@ def _is_floating(x: Any) -> bool:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _switched(plan: _Plan, row: jax.Array, *operands: jax.Array) -> Any:
+def _switched(plan: Plan, row: jax.Array, *operands: jax.Array) -> Any:
     return _forward(plan, False, row, operands)[0]
 
 
-def _switched_forward(plan: _Plan, row: jax.Array, *operands: jax.Array) -> Any:
+def _switched_forward(plan: Plan, row: jax.Array, *operands: jax.Array) -> Any:
     outputs, kept = _forward(plan, True, row, operands)
     return outputs, (row, operands, kept)
 
 
-def _switched_backward(plan: _Plan, residuals: Any, cotangents: Any) -> Any:
+def _switched_backward(plan: Plan, residuals: Any, cotangents: Any) -> Any:
     row, operands, kept = residuals
     # Outputs that are no floating-point arrays have no cotangent, operands like that get no gradient.
     outputs = jax.tree.leaves(_outputs_like(plan, operands))
@@ -451,11 +299,11 @@ _switched.defvjp(_switched_forward, _switched_backward)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def _forward(plan: _Plan, keeping: bool, row: jax.Array, operands: Any) -> Any:
+def _forward(plan: Plan, keeping: bool, row: jax.Array, operands: Any) -> Any:
     """The outputs and, for a backward pass, what the function keeps, with zeros behind."""
     like = _kept_like(plan, operands) if keeping else ()
 
-    def switch(plan: _Plan, row: jax.Array, operands: Any) -> Any:
+    def switch(plan: Plan, row: jax.Array, operands: Any) -> Any:
         def branch(number: int, row: jax.Array, operands: Any) -> Any:
             kept: list[jax.Array] = []
             keep = functools.partial(_record, kept) if keeping else _return
@@ -474,7 +322,7 @@ def _forward(plan: _Plan, keeping: bool, row: jax.Array, operands: Any) -> Any:
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _backward(plan: _Plan, row: jax.Array, residuals: Any) -> list[jax.Array]:
+def _backward(plan: Plan, row: jax.Array, residuals: Any) -> list[jax.Array]:
     """The gradients of the floating-point operands."""
 
     def gradients(function: Callable[[list[jax.Array]], Any], operands: Any, cotangents: Any) -> Any:
@@ -485,7 +333,7 @@ def _backward(plan: _Plan, row: jax.Array, residuals: Any) -> list[jax.Array]:
 
         return list(jax.vjp(outputs, *filter(_is_floating, operands))[1](cotangents))
 
-    def switch(plan: _Plan, row: jax.Array, residuals: Any) -> Any:
+    def switch(plan: Plan, row: jax.Array, residuals: Any) -> Any:
         def branch(number: int, row: jax.Array, residuals: Any) -> Any:
             operands, kept, cotangents = residuals
             if plan.branches[number] is None:
@@ -504,14 +352,14 @@ def _backward(plan: _Plan, row: jax.Array, residuals: Any) -> list[jax.Array]:
     return _hard_or_batched(plan, switch, masked)(row, residuals)
 
 
-def _switch(plan: _Plan, branch: Callable[..., Any], row: jax.Array, operands: Any) -> Any:
+def _switch(plan: Plan, branch: Callable[..., Any], row: jax.Array, operands: Any) -> Any:
     branches = [functools.partial(branch, number) for number in range(len(plan.branches))]
     if len(branches) == 1:
         return branches[0](row, operands)
     return lax.switch(jnp.asarray(plan.branch_of, jnp.int32)[row], branches, row, operands)
 
 
-def _masked(plan: _Plan, row: jax.Array, operands: Any) -> Any:
+def _masked(plan: Plan, row: jax.Array, operands: Any) -> Any:
     """The written masked function at a row; zeros where it is skipped."""
     assert plan.masked is not None
     full = tuple(map(max, zip(*(one for one in plan.rows if one is not None), strict=True)))
@@ -521,9 +369,9 @@ def _masked(plan: _Plan, row: jax.Array, operands: Any) -> Any:
     return jax.tree.map(lambda y: jnp.where(runs, y, jnp.zeros((), y.dtype)), outputs)
 
 
-def _hard_or_batched(plan: _Plan, switch: Callable[..., Any], masked: Callable[..., Any]) -> Any:
+def _hard_or_batched(plan: Plan, switch: Callable[..., Any], masked: Callable[..., Any]) -> Any:
     """A function of (row, operands): the switch or, under vmap over rows, what is cheaper there."""
-    batched_form = functools.partial(switch, _with_branches(plan, plan.maskable))
+    batched_form = functools.partial(switch, with_branches(plan, plan.maskable))
     return _by_batching(functools.partial(switch, plan), batched_form if plan.masked is None else masked)
 
 
@@ -553,14 +401,14 @@ def _by_batching(hard: Callable[..., Any], batched: Callable[..., Any]) -> Any:
 # ---- Soft decisions.
 
 
-def _expected(plan: _Plan, choice: Joint, operands: Any) -> Any:
+def _expected(plan: Plan, choice: Joint, operands: Any) -> Any:
     """The sum over all sizes of the outputs, weighted by their probabilities.
 
     Outputs are computed once for all sizes of a maskable width: its expected mask weights them. A width of
     the first operand needs no weight here, since that operand's own operation has weighted it.
     """
     known = {name for axes in (*plan.output_axes, plan.operand_axes[0]) for name in axes or ()}
-    plan = _with_branches(plan, tuple(name for name in plan.maskable if name in known))
+    plan = with_branches(plan, tuple(name for name in plan.maskable if name in known))
     rows = [row[:-1] if len(row) > len(plan.names) else row for row in choice.rows]
     skipped = [len(row) > len(plan.names) and row[-1] == 0 for row in choice.rows]
     weights, total = choice.weights(), None
@@ -585,7 +433,7 @@ def _expected(plan: _Plan, choice: Joint, operands: Any) -> Any:
     return total
 
 
-def _expected_mask(plan: _Plan, rows: Any, weights: jax.Array, y: jax.Array, axes: Axes) -> jax.Array:
+def _expected_mask(plan: Plan, rows: Any, weights: jax.Array, y: jax.Array, axes: Axes) -> jax.Array:
     """The sum of the rows' weights, entry by entry where the row's maskable sizes include it; of y's rank."""
     masks = np.ones((len(rows), *(1,) * y.ndim), np.float32)
     for axis, name in enumerate(axes or ()):

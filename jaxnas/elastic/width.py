@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import flax.struct
 import jax
@@ -19,17 +19,18 @@ import jax.numpy as jnp
 import numpy as np
 
 
-class Decision(NamedTuple):
+@flax.struct.dataclass
+class Decision:
     """One decision of the space with the value that the architecture gives it.
 
     Attributes:
-      name: unique in the network, as ("mlp_ratio", 3): the choice and the position in it (or None).
-      options: what can be chosen.
+      name: unique in the network, as ("mlp_ratio", 3): the choice and the position in it (or None); static.
+      options: what can be chosen (static).
       value: int32 [] index (hard) or float [len(options)] weights (soft).
     """
 
-    name: tuple[str, int | None]
-    options: tuple[Any, ...]
+    name: tuple[str, int | None] = flax.struct.field(pytree_node=False)
+    options: tuple[Any, ...] = flax.struct.field(pytree_node=False)
     value: jax.Array | np.ndarray
 
 

@@ -6,7 +6,6 @@ from jaxnas.supernets.autoattend_text import AutoAttendText
 from jaxnas.supernets.autoformer_counter import autoformer_flops
 from jaxnas.supernets.convnet import ConvNet
 from jaxnas.supernets.dartformer import DARTFormer
-from jaxnas.supernets.graph_baselines import GAT, GCN
 from jaxnas.supernets.hybrid import Hybrid
 from jaxnas.supernets.swin import Swin
 from jaxnas.supernets.table_mlp import TableMlp
@@ -19,8 +18,6 @@ __all__ = [
     "AutoAttendText",
     "ConvNet",
     "DARTFormer",
-    "GAT",
-    "GCN",
     "Hybrid",
     "Swin",
     "TableMlp",

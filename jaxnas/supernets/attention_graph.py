@@ -135,9 +135,6 @@ def run_graph(
 
     Returns:
       What the last layer gives, [..., width].
-
-    Raises:
-      ValueError: a soft architecture.
     """
     space, arch = network.space, decisions.arch
     options = {option for role in ROLES if role in space for option in space[role].options}

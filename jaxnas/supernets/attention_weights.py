@@ -16,10 +16,10 @@ from typing import Any, Literal, get_args
 import jax.numpy as jnp
 import numpy as np
 
-from jaxnas.choice import nearest
 from jaxnas.elastic.decisions import Decisions
 from jaxnas.elastic.width import Table, width
-from jaxnas.space import Space
+from jaxnas.space import Space, check_space
+from jaxnas.supernets.schema import Needs, check_decisions, check_values
 
 Context = Literal["none", "source", "target", "full"]
 LAYERS = ("addition", "attention")
@@ -28,51 +28,32 @@ ROLES = {"first": None, "second": "addition", "key": "attention", "value": "atte
 ZERO = "zero"  # the operation that only the second input of an addition may have
 
 
-def check_space(space: Any, operations: Sequence[str], network: str, context: str) -> None:
-    """Checks that a space is one of AutoAttend's, and that there is such a context of weights.
+def check_graph(network: Any, operations: Sequence[str]) -> None:
+    """Checks the context of weights of a network and its space, which is one of AutoAttend's.
 
     Raises:
       TypeError: no space.
-      ValueError: other decisions, operations that the network does not have, a source that is not below, or
-        a context that there is not.
+      ValueError: other decisions or operations, a source that is not below, or another context.
     """
-    if context not in get_args(Context):
-        raise ValueError(f"{network}: context is {context!r}, expected one of {get_args(Context)}.")
-    if not isinstance(space, Space):
-        raise TypeError(f"{network}: space is {space!r}, expected one such as jaxnas.spaces.autoattend(24).")
-    attends = "layer" in space and "attention" in space["layer"].options
-    names = {"layer", "source", "first"}
-    names |= {"second"} if "layer" in space and "addition" in space["layer"].options else set()
-    names |= {"key", "value"} if attends else set()
-    if not names <= set(space) <= {"layer", "source", *ROLES}:
-        raise ValueError(
-            f"{network}: the space has the decisions {list(space)}, expected {sorted(names)}, as "
-            "jaxnas.spaces.autoattend(24) makes them."
-        )
-    lengths = {name: choice.length for name, choice in space.choices.items()}
-    if len(set(lengths.values())) > 1 or None in lengths.values():
-        raise ValueError(
-            f"{network}: all decisions are repeated as often as there are layers; got {lengths}."
-        )
-    if wrong := [kind for kind in space["layer"].options if kind not in LAYERS]:
-        raise ValueError(f"{network}: {wrong[0]!r} is no kind of layer, only {' and '.join(LAYERS)} are.")
-    for name in ROLES:
-        for option in space[name].options if name in space else ():
-            if option not in operations:
-                raise ValueError(
-                    f"{network}: {option!r}, an option of {name!r}, is not one of its operations, which are "
-                    f"{tuple(operations)}{nearest(option, operations)}"
-                )
-            if option == ZERO and name != "second":
-                raise ValueError(f"{network}: {ZERO!r} is an option of {name!r}, only 'second' may have it.")
-    for layer in range(space["source"].length or 0):
-        above = [
-            x for x in space["source"].options_at(layer) if not isinstance(x, int) or not 0 <= x <= layer
-        ]
-        if above:
+    owner, space = type(network).__name__, network.space
+    check_values(network, context=get_args(Context))
+    check_space(space, owner)
+    kinds = space["layer"].options if "layer" in space else ()
+    plain = tuple(name for name in operations if name != ZERO)
+    needs = {"layer": Needs(LAYERS, times=1), "source": Needs(least=0, times=1)}
+    for role, kind in ROLES.items():
+        names = tuple(operations) if role == "second" else plain
+        needs[role] = Needs(names, times=1, optional=kind is not None and kind not in kinds)
+    check_decisions(owner, space, needs, "jaxnas.spaces.autoattend(24)")
+    lengths = {name: choice.length or 0 for name, choice in space.choices.items()}
+    if len(set(lengths.values())) > 1:
+        raise ValueError(f"{owner}: all decisions are repeated once for each layer; got {lengths}.")
+    for layer in range(lengths["source"]):
+        options: tuple[Any, ...] = space["source"].options_at(layer)
+        if max(options) > layer:
             raise ValueError(
-                f"{network}: layer {layer} may take its input from {above[0]!r}, which is not below it; its "
-                f"sources are 0, the input, to {layer}, the layer before."
+                f"{owner}: layer {layer} may read {max(options)}; expected sources from 0, the input, to "
+                f"{layer}, the layer before."
             )
 
 

@@ -20,7 +20,7 @@ from jaxnas.checks import check_counts, check_numbers
 from jaxnas.elastic.decisions import Decisions
 from jaxnas.space import Arch, Space
 from jaxnas.supernets.attention_graph import LayerKind, run_graph
-from jaxnas.supernets.attention_weights import ROLES, Context, check_space
+from jaxnas.supernets.attention_weights import ROLES, Context, check_graph
 from jaxnas.supernets.graph_operations import (
     Dropout,
     Features,
@@ -32,6 +32,7 @@ from jaxnas.supernets.graph_operations import (
     propagate,
     union,
 )
+from jaxnas.supernets.schema import check_multiple, check_values
 
 POOLS = {"cora": cora_pool, "citeseer": citeseer_pool}
 
@@ -79,10 +80,6 @@ class AutoAttendNodes(nn.Module):
       dropout: of features, of the input of operations and of the head, and of attention weights.
       framed: whether the two dense layers are there. Without them operations on the features, and those of
         the last layer, whose attention has one head, have weights of their own shapes.
-
-    Raises:
-      TypeError, ValueError: another space, pool or context; sizes that are not at least 1, or do not divide;
-        a dropout that is no share; the operation "identity" without a frame.
     """
 
     space: Space
@@ -96,15 +93,11 @@ class AutoAttendNodes(nn.Module):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.pool not in POOLS:
-            raise ValueError(f"AutoAttendNodes: pool is {self.pool!r}, expected one of {', '.join(POOLS)}.")
-        check_space(self.space, tuple(self.operations()), "AutoAttendNodes", self.context)
+        check_values(self, pool=tuple(POOLS))
+        check_graph(self, tuple(self.operations()))
         check_counts(self, "num_classes", "width", "num_heads")
         check_numbers(self, "dropout", least=0, below=1)
-        if self.width % self.num_heads:
-            raise ValueError(
-                f"AutoAttendNodes: width is {self.width}, which {self.num_heads} heads do not divide."
-            )
+        check_multiple("AutoAttendNodes: width, of the heads,", self.width, self.num_heads)
         if not self.framed and any(
             "identity" in self.space[role].options for role in set(ROLES) & set(self.space)
         ):
@@ -141,9 +134,6 @@ class AutoAttendNodes(nn.Module):
 
         Returns:
           Logits, float32 [G, N, num_classes].
-
-        Raises:
-          ValueError: a soft architecture.
         """
         decisions = Decisions(self.space, arch, initializing=self.is_initializing())
         x, graph = union(inputs)
@@ -153,7 +143,7 @@ class AutoAttendNodes(nn.Module):
         if self.framed:
             stem = Product(self.width, bias=True, kernel_init=nn.linear.default_kernel_init, name="stem")
             x = stem(Dropout(self.dropout)(x, train=train))
-            # Normalised: features that sum to one would leave next to nothing for the layers at the start.
+            # Normalized: features that sum to one would leave next to nothing for the layers at the start.
             x = jnp.tanh(nn.LayerNorm(name="norm_in")(x))
         run = functools.partial(
             run_graph,

@@ -17,7 +17,8 @@ from jaxnas.checks import check_counts, check_numbers
 from jaxnas.elastic.decisions import Decisions
 from jaxnas.space import Arch, Space
 from jaxnas.supernets.attention_graph import LayerKind, run_graph
-from jaxnas.supernets.attention_weights import Context, check_space
+from jaxnas.supernets.attention_weights import Context, check_graph
+from jaxnas.supernets.schema import check_multiple
 from jaxnas.supernets.word_vectors import tuned
 
 
@@ -145,10 +146,6 @@ class AutoAttendText(nn.Module):
       window, stride: a text longer than `window` is read in windows that begin `stride` words apart, the last
         of which reaches its end, and the head sees the maximum over all of them; None reads it whole (section
         5.1, on long documents).
-
-    Raises:
-      TypeError, ValueError: another space or context; sizes that are not at least 1, or do not divide; a
-        dropout that is no share.
     """
 
     space: Space
@@ -165,14 +162,11 @@ class AutoAttendText(nn.Module):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_space(self.space, tuple(self.operations()), "AutoAttendText", self.context)
+        check_graph(self, tuple(self.operations()))
         check_counts(self, "num_classes", "width", "num_heads", "embedding", "stride")
         check_counts(self, "vocabulary", "window", none=True)
         check_numbers(self, "dropout", least=0, below=1)
-        if self.width % self.num_heads:
-            raise ValueError(
-                f"AutoAttendText: width is {self.width}, which {self.num_heads} heads do not divide."
-            )
+        check_multiple("AutoAttendText: width, of the heads,", self.width, self.num_heads)
         if self.window is not None and self.stride > self.window:
             raise ValueError(
                 f"AutoAttendText: window is {self.window} and stride {self.stride}; windows that begin "
@@ -205,10 +199,6 @@ class AutoAttendText(nn.Module):
 
         Returns:
           Logits, float32 [B, num_classes].
-
-        Raises:
-          ValueError: a soft architecture; inputs without vectors where `vocabulary` is None, or where vectors
-            are to be tuned.
         """
         decisions = Decisions(self.space, arch, initializing=self.is_initializing())
         x, mask = self._embed(inputs), inputs["mask"]

@@ -19,7 +19,8 @@ from jaxnas.elastic.convolution import Conv
 from jaxnas.elastic.decisions import Decisions
 from jaxnas.elastic.layers import Dense
 from jaxnas.elastic.width import Width, fixed, width
-from jaxnas.space import Arch, Space
+from jaxnas.space import Arch, Space, check_space
+from jaxnas.supernets.schema import Needs, check_decisions
 
 
 class Block(nn.Module):
@@ -58,12 +59,12 @@ class ConvNet(nn.Module):
         super().__post_init__()
         check_counts(self, "num_classes")
         check_numbers(self, "dropout", least=0, below=1)
-        needed = {f"{name}_{i + 1}" for i in range(self.stages) for name in ("width", "depth", "kernel")}
-        if not self.stages or set(self.space.choices) != needed:
-            raise ValueError(
-                "A ConvNet space has the decisions width_i, depth_i and kernel_i of each stage i, as "
-                f"spaces.convnet makes them; got {sorted(self.space.choices)}."
-            )
+        check_space(self.space, "ConvNet")
+        needs = {}
+        for i in range(1, max(self.stages, 1) + 1):
+            needs |= {f"width_{i}": Needs(), f"depth_{i}": Needs(least=0)}
+            needs[f"kernel_{i}"] = Needs(times=f"depth_{i}")
+        check_decisions("ConvNet", self.space, needs, "jaxnas.spaces.convnet(...)")
 
     @property
     def stages(self) -> int:

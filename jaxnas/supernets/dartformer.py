@@ -21,11 +21,18 @@ from jaxnas.checks import check_counts, check_numbers
 from jaxnas.elastic.decisions import Decisions
 from jaxnas.elastic.loop import run_layer
 from jaxnas.elastic.mixture import Mixture
-from jaxnas.elastic.recurrent import sinusoids
 from jaxnas.elastic.width import Decision
 from jaxnas.space import Arch, Space
 from jaxnas.supernets.attention import MECHANISMS
 from jaxnas.supernets.attention.quadratic import SynthesizerKind
+from jaxnas.supernets.schema import (
+    Needs,
+    check_always_active,
+    check_decisions,
+    check_multiple,
+    check_values,
+)
+from jaxnas.supernets.transformer_xl_blocks import sinusoids
 from jaxnas.supernets.word_vectors import tuned
 
 
@@ -62,10 +69,6 @@ class DARTFormer(nn.Module):
       dropout: of embeddings, branches and hidden activations.
       dtype: of the computation, float32 or bfloat16.
       remat: compute the attention of each layer again in the backward pass, and keep its input only.
-
-    Raises:
-      TypeError, ValueError: a space of other decisions or mechanisms, or as many positions as there are no
-        heads; sizes below 1; another pool or Synthesizer; a dropout that is no share.
     """
 
     space: Space
@@ -93,17 +96,10 @@ class DARTFormer(nn.Module):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.space, Space):
-            raise TypeError(
-                f"DARTFormer: space is {self.space!r}, expected one such as jaxnas.spaces.dartformer()."
-            )
-        choice = self.space.choices.get("mechanism")
-        known = choice is not None and not set(choice.options) - set(MECHANISMS)
-        if not known or len(self.space) > 1 or choice.condition or choice.active:
-            raise ValueError(
-                "A DARTFormer space has one decision, 'mechanism', always active, with options of "
-                f"{tuple(MECHANISMS)}; got {self.space}."
-            )
+        needs = {"mechanism": Needs(tuple(MECHANISMS))}
+        check_decisions("DARTFormer", self.space, needs, "jaxnas.spaces.dartformer()")
+        check_always_active("DARTFormer", self.space, "mechanism")
+        choice = self.space["mechanism"]
         if choice.length not in (None, self.num_heads):
             raise ValueError(
                 f"DARTFormer: 'mechanism' is repeated {choice.length} times, and there are {self.num_heads} "
@@ -116,40 +112,21 @@ class DARTFormer(nn.Module):
         check_counts(self, "num_random", least=0)
         check_counts(self, "num_features", none=True)
         check_numbers(self, "dropout", least=0, below=1)
-        if self.pool not in ("first", "mean"):
-            raise ValueError(f"DARTFormer: pool is {self.pool!r}, expected 'first' or 'mean'.")
-        if self.synthesizer not in get_args(SynthesizerKind):
-            raise ValueError(
-                f"DARTFormer: synthesizer is {self.synthesizer!r}, expected one of "
-                f"{get_args(SynthesizerKind)}."
-            )
-        if self.width % (2 * self.num_heads):
-            raise ValueError(
-                f"DARTFormer: width is {self.width}, expected a multiple of twice the {self.num_heads} heads."
-            )
+        check_values(self, pool=("first", "mean"), synthesizer=get_args(SynthesizerKind))
+        check_multiple(f"DARTFormer: width, of {self.num_heads} heads,", self.width, 2 * self.num_heads)
 
     def mechanism(self, name: str, num_heads: int, seed: int = 0) -> nn.Module:
         """The block of a mechanism, by itself; `seed` is that of its random patterns, features or hashes."""
-        positions = self.max_length + (self.pool == "first")
-        own: dict[str, dict[str, Any]] = {
-            "local": {"block": self.block},
-            # The extra position sees all others, as Longformer has it for classification (section 4).
-            "longformer": {"window": self.window, "num_global": int(self.pool == "first")},
-            "sparse_transformer": {"block": self.block, "summary": self.summary},
-            "bigbird": {
-                "block": self.block,
-                "num_random": self.num_random,
-                "max_length": positions,
-                "seed": seed,
-            },
-            "linformer": {"max_length": positions, "num_projected": self.num_projected},
-            "performer": {"num_features": self.num_features, "seed": seed},
-            "reformer": {"num_buckets": self.num_buckets, "chunk": self.chunk, "seed": seed},
-            "sinkhorn": {"max_length": positions, "block": self.block},
-            "synthesizer": {"max_length": positions, "kind": self.synthesizer},
-        }
-        common = {"num_heads": num_heads, "head_dim": self.width // self.num_heads, "dtype": self.dtype}
-        return MECHANISMS[name](**common, **own.get(name, {}), parent=None)
+        fields = ("block", "window", "summary", "num_random", "num_projected", "num_features", "num_buckets")
+        given = {field: getattr(self, field) for field in (*fields, "chunk", "dtype")}
+        given |= {"num_heads": num_heads, "head_dim": self.width // self.num_heads, "seed": seed}
+        given |= {"max_length": self.max_length + (self.pool == "first"), "kind": self.synthesizer}
+        # The extra position sees all others, as Longformer has it for classification (section 4).
+        given["num_global"] = int(self.pool == "first")
+        made = MECHANISMS[name]
+        return made(
+            **{field: x for field, x in given.items() if field in made.__dataclass_fields__}, parent=None
+        )
 
     @nn.compact
     def __call__(
@@ -165,10 +142,6 @@ class DARTFormer(nn.Module):
 
         Returns:
           Logits, float32 [B, num_classes].
-
-        Raises:
-          ValueError: an architecture that doesn't fit the space, sequences longer than `max_length`, or
-            inputs without vectors where these are to be tuned.
         """
         decisions = Decisions(self.space, arch, initializing=self.is_initializing())
         tokens, mask = inputs["tokens"], inputs["mask"]

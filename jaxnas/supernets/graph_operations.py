@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental.sparse import BCOO
 
-from jaxnas.choice import nearest
+from jaxnas.supernets.schema import check_multiple, check_values
 
 Features = jax.Array | BCOO
 Merge = Literal["concatenate", "mean"]
@@ -296,11 +296,18 @@ class ChebConv(nn.Module):
         return _bias(self, Product(self.features, name="linear_0")(x) - y)
 
 
-class GATConv(nn.Module):
-    """Graph attention (Velickovic et al., ICLR 2018, section 2.1).
+class GeoLayer(nn.Module):
+    """Message passing with one of several coefficients of an edge (GraphNAS, IJCAI 2020, table 1).
+
+    An edge from u to v has the following coefficient in each head, where h = X W and a, b and c are vectors:
+    "const" 1; "gcn" 1 / sqrt(d_u d_v); "gat" leaky_relu(<a, h_v> + <b, h_u>), which is graph attention
+    (Velickovic et al., ICLR 2018, section 2.1); "sym_gat" that of both directions added; "cos"
+    <a * h_v, b * h_u>; "linear" tanh(<b, h_u>); "gene_linear" <c, tanh(a * h_v + b * h_u)>. All but the first
+    two become weights by a softmax over the edges that lead to v. A node counts among its neighbors.
 
     Attributes:
       features: out.
+      coefficient: its name.
       heads: of attention.
       merge: how heads become one: "concatenate", where each has features / heads, or their "mean".
       dropout: probability that the weight of an edge is dropped in training.
@@ -308,7 +315,8 @@ class GATConv(nn.Module):
     """
 
     features: int
-    heads: int = 1
+    coefficient: Coefficient
+    heads: int = 4
     merge: Merge = "concatenate"
     dropout: float = 0.0
     sum_dropout: float = 0.0
@@ -316,34 +324,47 @@ class GATConv(nn.Module):
     @nn.compact
     def __call__(self, x: Features, graph: Graph, *, train: bool = False) -> jax.Array:
         """Takes x [N, in], gives [N, features]."""
-        return _message_passing(self, "gat", x, graph, train, self.sum_dropout)
+        check_values(self, merge=get_args(Merge), coefficient=get_args(Coefficient))
+        count, concatenates = x.shape[0], self.merge == "concatenate"
+        if concatenates:
+            check_multiple(f"GeoLayer: features, of {self.heads} heads,", self.features, self.heads)
+        width = self.features // self.heads if concatenates else self.features
+        x = Product(self.heads * width, name="linear")(x).reshape(count, self.heads, width)  # [N, heads, C]
+        weights = self._weights(x, graph.looped)  # [E, heads]
+        weights = nn.Dropout(self.dropout, deterministic=not train)(weights)
+        x = nn.Dropout(self.sum_dropout, deterministic=not train)(x)
+        y = propagate(graph.looped, x, weights[:, :, None])  # [N, heads, C]
+        return _bias(self, y.reshape(count, self.features) if concatenates else jnp.mean(y, axis=1))
 
+    def _weights(self, x: jax.Array, edges: Edges) -> jax.Array:
+        """What each edge weighs in each head, float32 [E, heads], of nodes [N, heads, C]."""
+        sources, targets = edges.sources, edges.targets
+        if self.coefficient in ("const", "gcn"):
+            plain = edges.mask if self.coefficient == "const" else edges.coefficients
+            return jnp.broadcast_to(plain[:, None], (plain.shape[0], x.shape[1]))
 
-class GeoLayer(nn.Module):
-    """Message passing with one of several coefficients of an edge (GraphNAS, IJCAI 2020, table 1).
+        def vector(name: str) -> jax.Array:
+            return self.param(name, _glorot, x.shape[1:])  # pyrefly: ignore[bad-return] # not boxed
 
-    An edge from u to v has the following coefficient in each head, where h = X W and a, b and c are vectors:
-    "const" 1; "gcn" 1 / sqrt(d_u d_v); "gat" leaky_relu(<a, h_v> + <b, h_u>); "sym_gat" that of both
-    directions added; "cos" <a * h_v, b * h_u>; "linear" tanh(<b, h_u>); "gene_linear" <c, tanh(a * h_v + b *
-    h_u)>. All but the first two become weights by a softmax over the edges that lead to v. A node counts
-    among its neighbors.
+        def scores_of(name: str) -> jax.Array:
+            return jnp.einsum("nhc,hc->nh", x, vector(name))
 
-    Attributes:
-      features: out.
-      coefficient: its name.
-      heads, merge, dropout: as of `GATConv`.
-    """
-
-    features: int
-    coefficient: Coefficient
-    heads: int = 4
-    merge: Merge = "concatenate"
-    dropout: float = 0.0
-
-    @nn.compact
-    def __call__(self, x: Features, graph: Graph, *, train: bool = False) -> jax.Array:
-        """Takes x [N, in], gives [N, features]."""
-        return _message_passing(self, self.coefficient, x, graph, train)
+        if self.coefficient in ("gat", "sym_gat"):
+            of_target, of_source = scores_of("target"), scores_of("source")  # [N, heads]
+            scores = nn.leaky_relu(of_target[targets] + of_source[sources], 0.2)
+            if self.coefficient == "sym_gat":
+                scores = scores + nn.leaky_relu(of_target[sources] + of_source[targets], 0.2)
+        elif self.coefficient == "linear":
+            scores = jnp.tanh(scores_of("source"))[sources]
+        else:
+            of_target, of_source = x * vector("target")[None], x * vector("source")[None]  # [N, heads, C]
+            if self.coefficient == "cos":
+                scores = jnp.einsum("ehc,ehc->eh", of_target[targets], of_source[sources])
+            else:
+                activated = jnp.tanh(of_target[targets] + of_source[sources])  # [E, heads, C]
+                joined = self.param("joined", _glorot, (x.shape[2], 1))
+                scores = (activated @ joined)[..., 0]
+        return edge_softmax(edges, scores, x.shape[0])
 
 
 def cora_pool(features: int, *, dropout: float = 0.0, merge: Merge = "concatenate") -> dict[str, nn.Module]:
@@ -352,7 +373,7 @@ def cora_pool(features: int, *, dropout: float = 0.0, merge: Merge = "concatenat
     Args:
       features: out.
       dropout: of the weights of attention.
-      merge: of the heads of `GATConv`.
+      merge: of the heads of attention.
     """
     attends: dict[str, Any] = {"dropout": dropout, "merge": merge, "parent": None}
     return {
@@ -362,7 +383,7 @@ def cora_pool(features: int, *, dropout: float = 0.0, merge: Merge = "concatenat
         # the simple graph convolution (Wu et al., ICML 2019).
         "gcn": GCNConv(features, self_loops=False, parent=None),
         "sage": SAGEConv(features, parent=None),
-        **{f"gat_{heads}": GATConv(features, heads, **attends) for heads in (1, 2, 4, 8, 16)},
+        **{f"gat_{heads}": GeoLayer(features, "gat", heads, **attends) for heads in (1, 2, 4, 8, 16)},
         "linear": Linear(features, parent=None),
         "arma": ARMAConv(features, parent=None),
         "cheb": ChebConv(features, parent=None),
@@ -398,71 +419,3 @@ def _normalized(sources: jax.Array, targets: jax.Array, mask: jax.Array, degrees
 def _bias(module: nn.Module, x: jax.Array) -> jax.Array:
     """The nodes [N, features] with a bias that the module declares."""
     return x + module.param("bias", nn.initializers.zeros, (x.shape[1],))[None]
-
-
-def _message_passing(
-    module: Any,
-    coefficient: Coefficient,
-    x: Features,
-    graph: Graph,
-    train: bool,
-    sum_dropout: float = 0.0,
-) -> jax.Array:
-    """The multi-head form of `GATConv` and `GeoLayer`, with parameters of the module."""
-    count, heads, features = x.shape[0], module.heads, module.features
-    for field, value, known in (
-        ("merge", module.merge, get_args(Merge)),
-        ("coefficient", coefficient, get_args(Coefficient)),
-    ):
-        if value not in known:
-            raise ValueError(
-                f"{type(module).__name__}: {field} is {value!r}, expected one of {', '.join(known)}"
-                f"{nearest(value, known)}"
-            )
-    concatenates = module.merge == "concatenate"
-    if concatenates and features % heads:
-        raise ValueError(
-            f"{type(module).__name__}: {heads} heads cannot share {features} features. Choose a multiple of "
-            "the heads, or merge='mean'."
-        )
-    width = features // heads if concatenates else features
-    x = Product(heads * width, name="linear")(x).reshape(count, heads, width)  # [N, heads, C]
-
-    def vector(name: str) -> jax.Array:
-        return module.param(name, _glorot, (heads, width))
-
-    weights = _coefficients(module, coefficient, x, graph.looped, vector)  # [E, heads]
-    weights = nn.Dropout(module.dropout, deterministic=not train)(weights)
-    x = nn.Dropout(sum_dropout, deterministic=not train)(x)
-    y = propagate(graph.looped, x, weights[:, :, None])  # [N, heads, C]
-    return _bias(module, y.reshape(count, features) if concatenates else jnp.mean(y, axis=1))
-
-
-def _coefficients(
-    module: Any, coefficient: Coefficient, x: jax.Array, edges: Edges, vector: Any
-) -> jax.Array:
-    """What each edge weighs in each head, float32 [E, heads], of nodes [N, heads, C]; see `GeoLayer`."""
-    sources, targets = edges.sources, edges.targets
-    if coefficient in ("const", "gcn"):
-        plain = edges.mask if coefficient == "const" else edges.coefficients
-        return jnp.broadcast_to(plain[:, None], (plain.shape[0], x.shape[1]))
-
-    def scores_of(name: str) -> jax.Array:
-        return jnp.einsum("nhc,hc->nh", x, vector(name))
-
-    if coefficient in ("gat", "sym_gat"):
-        of_target, of_source = scores_of("target"), scores_of("source")  # [N, heads]
-        scores = nn.leaky_relu(of_target[targets] + of_source[sources], 0.2)
-        if coefficient == "sym_gat":
-            scores = scores + nn.leaky_relu(of_target[sources] + of_source[targets], 0.2)
-    elif coefficient == "linear":
-        scores = jnp.tanh(scores_of("source"))[sources]
-    else:
-        of_target, of_source = x * vector("target")[None], x * vector("source")[None]  # [N, heads, C]
-        if coefficient == "cos":
-            scores = jnp.einsum("ehc,ehc->eh", of_target[targets], of_source[sources])
-        else:
-            activated = jnp.tanh(of_target[targets] + of_source[sources])  # [E, heads, C]
-            joined = module.param("joined", _glorot, (x.shape[2], 1))
-            scores = (activated @ joined)[..., 0]
-    return edge_softmax(edges, scores, x.shape[0])

@@ -29,12 +29,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxnas.checks import check_counts
-from jaxnas.choice import nearest
+from jaxnas.checks import check_counts, check_numbers
 from jaxnas.elastic.attention_layer import Attention
 from jaxnas.elastic.convolution import Conv
 from jaxnas.elastic.decisions import Decisions
-from jaxnas.elastic.layers import Dense, LayerNorm, LayerNormParameters, Mlp, drop_branch
+from jaxnas.elastic.layers import Dense, LayerNorm, Mlp, drop_branch
 from jaxnas.elastic.loop import run_layer
 from jaxnas.elastic.mixture import Mixture
 from jaxnas.elastic.normalization import BatchNorm
@@ -42,6 +41,14 @@ from jaxnas.elastic.parameter import parameter
 from jaxnas.elastic.squeeze import SqueezeExcite
 from jaxnas.elastic.width import Decision, Width, fixed, width
 from jaxnas.space import Arch, Space
+from jaxnas.supernets.schema import (
+    Needs,
+    check_decisions,
+    check_fit,
+    check_images,
+    check_multiple,
+    check_values,
+)
 from jaxnas.supernets.talking_attention import TalkingAttention
 
 KINDS = ("mbconv", "fused_mbconv", "transformer", "nasvit")
@@ -238,7 +245,7 @@ class Transformer(Block):
         attention = Attention(dtype=self.dtype, kernel_init=kernel_init, name="attention")
         normed = LayerNorm(dtype=self.dtype, name="attention_norm")(x, embed, gate=gate)
         x = x + self.drop(attention(normed, embed, heads, heads, head_dim, gate=gate))
-        norm = LayerNormParameters(dtype=self.dtype, name="mlp_norm")(embed, gate=gate)
+        norm = LayerNorm(dtype=self.dtype, name="mlp_norm")(None, embed, gate=gate)
         mlp = Mlp(dtype=self.dtype, kernel_init=kernel_init, name="mlp")
         x = x + self.drop(mlp(x, embed, hidden, gate=gate, norm=norm))
         return x.reshape(shape)
@@ -260,7 +267,7 @@ class NasvitBlock(Block):
         y = attention(normed, embed, heads, self.stage.head_dim, gate=gate)
         x = x + self._scaled("attention", y, embed, gate, chosen)
         for name in ("mlp_1", "mlp_2"):
-            norm = LayerNormParameters(dtype=dtype, name=f"{name}_norm")(embed, gate=gate)
+            norm = LayerNorm(dtype=dtype, name=f"{name}_norm")(None, embed, gate=gate)
             mlp = Mlp(dtype=dtype, kernel_init=init, activation=jax.nn.silu, name=name)
             x = x + self._scaled(name, mlp(x, embed, hidden, gate=gate, norm=norm), embed, gate, chosen)
         return x
@@ -333,10 +340,6 @@ class Hybrid(nn.Module):
         the first block of each stage is 0.
       dtype: of the computation, float32 or bfloat16; parameters and batch statistics are float32.
       remat: compute each block again in the backward pass, and keep its input only.
-
-    Raises:
-      TypeError, ValueError: a space of other decisions or with options out of range; resolutions that the
-        strides do not divide; an attribute that is none of its values.
     """
 
     space: Space
@@ -363,22 +366,17 @@ class Hybrid(nn.Module):
         """Classifies images with the sub-network `arch`.
 
         Args:
-          images: float [B, R, R, channels], square. With a choice of resolutions they are resized by the
-            network, so give them at the largest. Otherwise the strides divide R.
+          images: float [B, R, R, channels]; at the largest of the resolutions, if there is a choice of them.
           arch: architecture of the space, hard or soft; not needed if the space has only one.
-          train: whether batch statistics are those of the batch, and drop path is on (it needs the "dropout"
-            random stream).
+          train: whether to use the batch's statistics and drop path, which needs the "dropout" stream.
 
         Returns:
           float32 logits [B, num_classes].
-
-        Raises:
-          ValueError: images of another size; an architecture that doesn't fit the space.
         """
         decisions = Decisions(self.space, arch, initializing=self.is_initializing())
         if "resolution" in self.space:
             return self._at_resolution(images, decisions, train)
-        check_images(images.shape, self.divisor)
+        check_images("Hybrid", images, multiple=self.divisor)
         active = functools.partial(ConvNorm, train, activation=jax.nn.silu, dtype=self.dtype)
         channels = width(int, decisions["width_stem"])
         stem = active(self.stem_stride, name="stem")
@@ -413,7 +411,7 @@ class Hybrid(nn.Module):
 
     def _at_resolution(self, images: jax.Array, decisions: Decisions, train: bool) -> jax.Array:
         """Logits at the resolution that is chosen: one body, with the same parameters, for each of them."""
-        check_images(images.shape, 1)
+        check_images("Hybrid", images)
         rest = Space(**{name: self.space[name] for name in self.space if name != "resolution"})
         body = self.clone(space=rest, parent=self, name="body")
         arch = {name: value for name, value in decisions.arch.items() if name != "resolution"}
@@ -450,105 +448,53 @@ def _call(kind: Decision, chosen: Chosen, mixture: Mixture, x: jax.Array) -> jax
     return mixture(kind, x, chosen=chosen)
 
 
-# ---- What is refused.
-
-
 def check(net: Hybrid) -> None:
-    """Checks the attributes of a network; see `Hybrid` for what is raised."""
-    if not isinstance(net.space, Space):
-        raise TypeError(f"Hybrid: space is {net.space!r}, expected one such as jaxnas.spaces.hybrid_small().")
+    """Checks the attributes of a network and its space; see `Hybrid` for what is raised."""
     if not isinstance(net.strides, tuple) or not net.strides:
         raise TypeError(f"Hybrid: strides is {net.strides!r}, expected a tuple with that of each stage.")
-    numbers = range(1, len(net.strides) + 1)
-    needed = ["width_stem", "width_head", *(f"{n}_{i}" for i in numbers for n in ("width", "depth", "block"))]
-    known = {"resolution", *needed, *(f"{name}_{i}" for i in numbers for name in DEFAULTS)}
-    if missing := [name for name in needed if name not in net.space]:
-        raise ValueError(
-            f"A Hybrid space of {len(net.strides)} stages needs the decisions {needed}; missing: {missing}."
-        )
-    if unknown := [name for name in net.space if name not in known]:
-        raise ValueError(
-            f"A Hybrid space of {len(net.strides)} stages has no decision {unknown[0]!r}"
-            f"{nearest(unknown[0], known)}"
-        )
+    if min(net.strides) < 1:
+        raise ValueError(f"Hybrid: strides is {net.strides}, expected numbers of at least 1.")
     check_counts(net, "num_classes", "stem_stride", "head_dim", "largest_map")
-    for i, stride in enumerate(net.strides, 1):
-        if stride < 1:
-            raise ValueError(f"Hybrid: the stride of stage {i} is {stride}, expected at least 1.")
-    if not 0 <= net.drop_path_rate < 1 or net.head_expansion < 0:
-        raise ValueError(
-            f"Hybrid: drop_path_rate {net.drop_path_rate} and head_expansion {net.head_expansion}; expected "
-            "0 to less than 1, and at least 0."
-        )
-    values = {
-        "squeeze_of": ("input", "expanded"),
-        "shortcut": ("none", "pooled"),
-        "odd_maps": ("refused", "padded"),
+    check_counts(net, "head_expansion", least=0)
+    check_numbers(net, "drop_path_rate", least=0, below=1)
+    check_values(
+        net,
+        squeeze_of=("input", "expanded"),
+        shortcut=("none", "pooled"),
+        odd_maps=("refused", "padded"),
+    )
+    needs = {"width_stem": Needs(), "width_head": Needs(), "resolution": Needs(optional=True)}
+    for i in range(1, len(net.strides) + 1):
+        needs |= {f"{name}_{i}": one for name, one in _needs(f"depth_{i}").items()}
+    check_decisions("Hybrid", net.space, needs, "jaxnas.spaces.hybrid_small()")
+    for i in range(1, len(net.strides) + 1):
+        _check_heads(net.space, i, net.head_dim)
+    for resolution in net.space["resolution"].options if "resolution" in net.space else ():
+        check_multiple("Hybrid: the resolution", int(resolution), net.divisor)
+
+
+def _needs(depth: str) -> dict[str, Needs]:
+    """What a stage needs, whose number of blocks is this decision.
+
+    The first block sets width and size, so there is at least one.
+    """
+    least = {"kernel": 1, "expansion": 1, "squeeze": 0, "heads": 1, "mlp_ratio": 0.01}
+    whole = {"kernel", "heads"}
+    of_block = {
+        name: Needs(least=at, whole=name in whole, times=depth, shared=True, optional=True)
+        for name, at in least.items()
     }
-    for name, allowed in values.items():
-        if getattr(net, name) not in allowed:
-            raise ValueError(f"Hybrid: {name} is {getattr(net, name)!r}, expected one of {list(allowed)}.")
-    for i in numbers:
-        _check_stage(net.space, i, net.head_dim)
-    resolutions: tuple[Any, ...] = net.space["resolution"].options if "resolution" in net.space else ()
-    for resolution in resolutions:
-        check_images((1, resolution, resolution, 1), net.divisor)
+    block = Needs(KINDS, times=depth, shared=True)
+    return {"width": Needs(), "depth": Needs(), "block": block, **of_block}
 
 
-def _check_stage(space: Space, i: int, head_dim: int) -> None:
-    least = {"width": 1, "depth": 1, "kernel": 1, "expansion": 1, "squeeze": 0, "heads": 1, "mlp_ratio": 0.01}
-    for name in (f"{name}_{i}" for name in least if f"{name}_{i}" in space):
-        smallest, options = least[name.removesuffix(f"_{i}")], space[name].options
-        wrong = [x for x in options if isinstance(x, str) or x < smallest]
-        if wrong and name == f"depth_{i}":
-            raise ValueError(
-                f"A Hybrid space: {name!r} has the options {options}. A stage has at least one block, which "
-                "sets its width and its size. For fewer stages, leave one out."
-            )
-        if wrong:
-            raise ValueError(
-                f"A Hybrid space: {name!r} has the options {options}; expected numbers of at least "
-                f"{smallest}, not {wrong}."
-            )
-    depth, kinds = int(space[f"depth_{i}"].table.max()), space[f"block_{i}"].options
-    for name in ("block", *DEFAULTS):
-        length = space[f"{name}_{i}"].length if f"{name}_{i}" in space else None
-        if length is not None and length < depth:
-            raise ValueError(
-                f"A Hybrid space: '{name}_{i}' is repeated {length} times, and stage {i} has up to {depth} "
-                f"blocks: Choice(...).repeat({depth}, active='depth_{i}')."
-            )
-    if unknown := set(kinds) - set(KINDS):
-        raise ValueError(
-            f"A Hybrid space: 'block_{i}' has the options {kinds}; {unknown} are none of {KINDS}."
-        )
-    if not ATTENTION.keys() & set(kinds):
-        return
-    if "nasvit" in kinds and f"heads_{i}" in space:
-        raise ValueError(
-            f"A Hybrid space: stage {i} has blocks of NASViT's, whose number of heads follows from the width "
-            f"and head_dim; leave 'heads_{i}' out."
-        )
-    numbers: tuple[Any, ...] = space[f"heads_{i}"].options if f"heads_{i}" in space else (0,)
-    widths: tuple[Any, ...] = space[f"width_{i}"].options
-    for channels in widths:
-        for heads in numbers:
-            if channels % (heads or head_dim):
-                by = f"{heads} heads do" if heads else f"heads of {head_dim} channels do"
-                raise ValueError(
-                    f"A Hybrid space: stage {i} has Transformer blocks of {channels} channels, which {by} "
-                    f"not divide. Change 'width_{i}', or {f'heads_{i}' if heads else 'head_dim'!r}."
-                )
-
-
-def check_images(shape: tuple[int, ...], divisor: int) -> None:
-    """Checks the shape of images [B, R, R, C]: square, of a size that all strides together divide."""
-    if len(shape) != 4 or shape[1] != shape[2]:
-        raise ValueError(f"Hybrid: expected square images [B, R, R, channels], got the shape {shape}.")
-    if shape[1] % divisor or not shape[1]:
-        lower = shape[1] // divisor * divisor
-        near = f"{lower} and {lower + divisor}" if lower else str(divisor)
-        raise ValueError(
-            f"Hybrid: a resolution of {shape[1]} is not divided by the strides, which are {divisor} in all; "
-            f"nearest resolutions that are: {near}."
-        )
+def _check_heads(space: Space, i: int, head_dim: int) -> None:
+    """Checks that the heads of a stage share its channels."""
+    kinds, heads, width = space[f"block_{i}"].options, f"heads_{i}", f"width_{i}"
+    if "nasvit" in kinds and heads in space:
+        raise ValueError(f"Hybrid: {heads!r} has no meaning for blocks 'nasvit', whose heads head_dim sets.")
+    if heads in space and "transformer" in kinds:
+        check_fit("Hybrid", space, [width, heads], lambda c, h: c % h == 0, "widths that the heads divide")
+    elif ATTENTION.keys() & set(kinds):
+        expected = f"multiples of head_dim={head_dim}"
+        check_fit("Hybrid", space, [width], lambda c: c % head_dim == 0, expected)

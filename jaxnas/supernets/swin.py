@@ -17,15 +17,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxnas.checks import check_counts
+from jaxnas.checks import check_counts, check_numbers
 from jaxnas.elastic.attention import products, skew
-from jaxnas.elastic.checks import check_images
 from jaxnas.elastic.decisions import Decisions
 from jaxnas.elastic.layers import (
     Dense,
     Initializer,
     LayerNorm,
-    LayerNormParameters,
     Mlp,
     PatchEmbed,
     drop_branch,
@@ -37,7 +35,15 @@ from jaxnas.elastic.loop import run_layer
 from jaxnas.elastic.parameter import gated_macs, parameter, record_macs
 from jaxnas.elastic.switch import run
 from jaxnas.elastic.width import Width, combine, fixed, width
-from jaxnas.space import Space
+from jaxnas.space import Space, check_space
+from jaxnas.supernets.schema import (
+    RATIO,
+    Needs,
+    check_decisions,
+    check_fit,
+    check_images,
+    check_multiple,
+)
 
 OF_BLOCK = ("window", "num_heads", "mlp_ratio", "qkv_dim")
 
@@ -112,8 +118,8 @@ class _WindowAttention:
 
 
 @dataclasses.dataclass(frozen=True)
-class _NormalisedDense:
-    """Normalises rows [N, parts, in] as a whole and maps them to [N, parts, out], a function for `run`."""
+class _NormalizedDense:
+    """Normalizes rows [N, parts, in] as a whole and maps them to [N, parts, out], a function for `run`."""
 
     dtype: Any
 
@@ -126,7 +132,7 @@ class _NormalisedDense:
         return y + bias[0].astype(self.dtype)[None] if bias else y
 
 
-class NormalisedDense(nn.Module):
+class NormalizedDense(nn.Module):
     """A layer normalization and a dense layer, of channels in several parts of one elastic width.
 
     Attributes:
@@ -170,7 +176,7 @@ class NormalisedDense(nn.Module):
         axes = "rows from in, from in, from in, from in to out"
         axes += ", to out -> rows to out" if self.use_bias else " -> rows to out"
         y = run(
-            _NormalisedDense(self.dtype),
+            _NormalizedDense(self.dtype),
             axes,
             {"in": width_in, "out": width_out},
             x.reshape(-1, *x.shape[3:]),
@@ -219,11 +225,11 @@ class Block(nn.Module):
           drop_path_rate: of each of the two branches; None drops nothing.
         """
         common = dict(dtype=self.dtype, kernel_init=normal(self.init_std))
-        y = NormalisedDense(1, 3, use_bias=True, name="qkv", **common)(x[..., None, :], embed, qkv, gate=gate)
+        y = NormalizedDense(1, 3, use_bias=True, name="qkv", **common)(x[..., None, :], embed, qkv, gate=gate)
         y = self._attend(y, window, heads, qkv, gate)
         y = Dense(name="projection", **common)(y, qkv, embed, gate=gate)
         x = x + drop_branch(self, y, drop_path_rate)
-        norm = LayerNormParameters(dtype=self.dtype, name="mlp_norm")(embed, gate=gate)
+        norm = LayerNorm(dtype=self.dtype, name="mlp_norm")(None, embed, gate=gate)
         y = Mlp(name="mlp", **common)(x, embed, hidden, gate=gate, norm=norm)
         return x + drop_branch(self, y, drop_path_rate)
 
@@ -273,12 +279,6 @@ class Swin(nn.Module):
       init_std: standard deviation of the initial kernels of the blocks, 0.02 in the authors' code; None
         scales it by the number of inputs, as Flax does.
       remat: compute each block again in the backward pass, and keep its input only.
-
-    Raises:
-      TypeError: no space.
-      ValueError: image size not a multiple of the patch and of what is merged; a space without the choices of
-        each stage, with options that are no sizes, or with sizes that do not fit each other; an attribute out
-        of range.
     """
 
     space: Space
@@ -292,22 +292,15 @@ class Swin(nn.Module):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.space, Space):
-            raise TypeError(
-                f"Swin: space is {self.space!r}, expected one as jaxnas.spaces.swin(...) makes it."
-            )
+        check_space(self.space, "Swin")
         check_counts(self, "image_size", "patch_size", "num_classes")
-        if not 0 <= self.drop_path_rate < 1:
-            raise ValueError(f"Swin: drop_path_rate is {self.drop_path_rate}, expected 0 to less than 1.")
-        step = self.patch_size * 2 ** (self._stages - 1)
-        if self.image_size % step:
-            raise ValueError(
-                f"Swin: image_size {self.image_size} is not a multiple of {step}, as needed for patches of "
-                f"{self.patch_size} and {self._stages} stages, each with maps half as large; nearest sizes: "
-                f"{self.image_size // step * step} and {-(-self.image_size // step) * step}."
-            )
-        for stage in range(1, self._stages + 1):
-            check_stage(self.space, stage, self._side(stage))
+        check_numbers(self, "drop_path_rate", least=0, below=1)
+        stages = range(1, self._stages + 1)
+        needs = {f"{name}_{i}": one for i in stages for name, one in _needs(f"depth_{i}").items()}
+        check_decisions("Swin", self.space, needs, "jaxnas.spaces.swin(...)")
+        check_multiple("Swin: image_size", self.image_size, self.patch_size * 2 ** (self._stages - 1))
+        for stage in stages:
+            _check_sizes(self.space, stage, self._side(stage))
 
     @property
     def _stages(self) -> int:
@@ -331,11 +324,8 @@ class Swin(nn.Module):
 
         Returns:
           float32 logits [B, num_classes].
-
-        Raises:
-          ValueError: images of another size; an architecture that doesn't fit the space.
         """
-        check_images(images, self.image_size)
+        check_images("Swin", images, self.image_size)
         decisions = Decisions(self.space, arch, initializing=self.is_initializing())
         embeds = [
             width(int, decisions[f"embed_dim_{stage}"], axis="embed") for stage in range(1, self._stages + 1)
@@ -372,7 +362,7 @@ class Swin(nn.Module):
         x = x.reshape(-1, side, 2, side, 2, x.shape[-1]).transpose(0, 1, 3, 4, 2, 5)
         x = x.reshape(-1, side, side, 4, x.shape[-1])  # column by column, as in the authors' code
         init = normal(self.init_std)
-        merge = NormalisedDense(
+        merge = NormalizedDense(
             4, 1, use_bias=False, dtype=self.dtype, kernel_init=init, name=f"merge_{stage}"
         )
         return merge(x, width_in, width_out)[..., 0, :]
@@ -394,53 +384,19 @@ def block_widths(decisions: Decisions, stage: int, number: int) -> dict[str, Wid
     }
 
 
-def check_stage(space: Space, stage: int, side: int) -> None:
-    """Checks that the choices of a stage are there, and that all of their options fit each other.
+def _needs(depth: str) -> dict[str, Needs]:
+    """What a stage needs, whose number of blocks is this decision."""
+    sizes, of_block = ("depth", "embed_dim"), dict.fromkeys(OF_BLOCK, Needs(times=depth))
+    ratio = {"mlp_ratio": dataclasses.replace(RATIO, times=depth)}
+    return dict.fromkeys(sizes, Needs()) | of_block | ratio
 
-    Args:
-      space: of a `Swin`.
-      stage: from 1 on.
-      side: height and width of the stage's maps.
 
-    Raises:
-      ValueError: they are not; the message says which, and what is expected.
-    """
-    names = [f"{name}_{stage}" for name in ("depth", "embed_dim", *OF_BLOCK)]
-    if missing := [name for name in names if name not in space]:
-        raise ValueError(f"A Swin space needs {names} for stage {stage}; missing: {missing}.")
-    depth, embed_dim, *of_block = names
-    window, num_heads, mlp_ratio, qkv_dim = of_block
-    options: dict[str, Any] = {name: space[name].options for name in names}
-    for name in names:
-        kinds, expected = (int,), "whole numbers of at least 1"
-        if name == mlp_ratio:
-            kinds, expected = (int, float), "numbers above 0"
-        if wrong := [x for x in options[name] if not isinstance(x, kinds) or x <= 0]:
-            raise ValueError(f"A Swin space: {name!r} has the options {wrong}; expected {expected}.")
-    blocks, narrowest, least = max(options[depth]), min(options[embed_dim]), min(options[mlp_ratio])
-    for name in of_block:
-        if (length := space[name].length) is None or length < blocks:
-            raise ValueError(
-                f"A Swin space needs {name!r} once for each of {blocks} blocks, as Choice(...).repeat("
-                f"{blocks}, active={depth!r}); got {'one for all' if length is None else length}."
-            )
-    if wrong := [size for size in options[window] if side % size]:
-        fitting = [size for size in range(1, side + 1) if side % size == 0]
-        raise ValueError(
-            f"A Swin space: {window!r} has {wrong[0]}, and the maps of stage {stage} are {side} x {side}. A "
-            f"window divides its map: take some of {fitting}."
-        )
-    for block in range(blocks):  # which may have options of its own
-        heads: Any = space[num_heads].options_at(block)
-        dims: Any = space[qkv_dim].options_at(block)
-        if wrong := [(dim, count) for dim in dims for count in heads if dim % count]:
-            raise ValueError(
-                f"A Swin space: {qkv_dim!r} has {wrong[0][0]}, which the {wrong[0][1]} heads of "
-                f"{num_heads!r} do not divide. Each number of heads divides each width: with heads "
-                f"{list(heads)} take multiples of {math.lcm(*heads)}."
-            )
-    if narrowest * least < 1:
-        raise ValueError(
-            f"A Swin space: an MLP of ratio {least} has no hidden channel in a stage of width {narrowest}; "
-            f"raise {mlp_ratio!r} or {embed_dim!r}."
-        )
+def _check_sizes(space: Space, stage: int, side: int) -> None:
+    """Checks that the sizes of a stage, whose maps have this height and width, fit each other."""
+    window, heads, ratio, qkv = (f"{name}_{stage}" for name in OF_BLOCK)
+    fitting = [size for size in range(1, side + 1) if side % size == 0]
+    divides = f"a window that divides the maps of {side} x {side}, of {fitting}"
+    check_fit("Swin", space, [window], lambda size: side % size == 0, divides)
+    check_fit("Swin", space, [qkv, heads], lambda q, h: q % h == 0, "widths that the heads divide")
+    embed = f"embed_dim_{stage}"
+    check_fit("Swin", space, [embed, ratio], lambda e, r: int(e * r) > 0, "a hidden channel at least")

@@ -10,9 +10,10 @@ import jax.numpy as jnp
 
 from jaxnas.checks import check_counts, check_numbers
 from jaxnas.elastic.decisions import Decisions
-from jaxnas.elastic.layers import Dense, LayerNorm, LayerNormParameters, Mlp
+from jaxnas.elastic.layers import Dense, LayerNorm, Mlp
 from jaxnas.elastic.width import fixed, width
 from jaxnas.space import Space
+from jaxnas.supernets.schema import Needs, check_decisions
 
 
 class TableMlp(nn.Module):
@@ -26,10 +27,6 @@ class TableMlp(nn.Module):
       num_outputs: logits, or 1 for a regression.
       dropout: of the result of each block in training.
       dtype: of the computation, float32 or bfloat16; parameters are float32.
-
-    Raises:
-      ValueError: a space without the three decisions or with options that are no sizes, or an attribute that
-        is none of its values.
     """
 
     space: Space
@@ -41,22 +38,8 @@ class TableMlp(nn.Module):
         super().__post_init__()
         check_counts(self, "num_outputs")
         check_numbers(self, "dropout", least=0, below=1)
-        if not isinstance(self.space, Space):
-            raise TypeError(
-                f"TableMlp: space is {self.space!r}, expected a space such as spaces.mlp((16, 32))."
-            )
-        for name in ("width", "depth", "hidden"):
-            options = self.space[name].options if name in self.space else ()
-            if not all(type(option) is int and option > 0 for option in options or (None,)):
-                raise ValueError(
-                    f"TableMlp: the options of {name!r} in its space are {options}, expected sizes from 1."
-                )
-        layers, length = int(self.space["depth"].table.max()), self.space["hidden"].length
-        if length is None or length < layers:
-            raise ValueError(
-                f"TableMlp: 'hidden' is there {length or 1} times and 'depth' goes to {layers}; expected "
-                f"Choice(...).repeat({layers}, active='depth')."
-            )
+        needs = {"width": Needs(), "depth": Needs(), "hidden": Needs(times="depth")}
+        check_decisions("TableMlp", self.space, needs, "jaxnas.spaces.mlp((16, 32))")
 
     @nn.compact
     def __call__(
@@ -78,7 +61,7 @@ class TableMlp(nn.Module):
         for i in range(int(self.space["depth"].table.max())):
             gate = width(lambda depth, i=i: int(i < depth), decisions["depth"])
             hidden = width(int, decisions["hidden", i], axis="mlp")
-            norm = LayerNormParameters(dtype=self.dtype, name=f"norm_{i}")(channels, gate=gate)
+            norm = LayerNorm(dtype=self.dtype, name=f"norm_{i}")(None, channels, gate=gate)
             y = Mlp(dtype=self.dtype, name=f"block_{i}")(x, channels, hidden, gate=gate, norm=norm)
             x = x + nn.Dropout(self.dropout, deterministic=not train)(y)
         x = LayerNorm(dtype=self.dtype, name="norm")(x, channels, max_branches=1)

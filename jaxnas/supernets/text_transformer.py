@@ -16,11 +16,10 @@ import jax.numpy as jnp
 
 from jaxnas.checks import check_counts, check_numbers
 from jaxnas.supernets.vit import (
-    DECISIONS,
     Attention,
     Block,
     Mlp,
-    check_space,
+    check_layers,
     layer_places,
     layer_sizes,
     norm,
@@ -94,9 +93,7 @@ class TextTransformer(Declared):
         super().__post_init__()
         check_counts(self, "vocabulary", "num_classes", "max_length", "head_dim")
         check_numbers(self, "dropout", "word_dropout", least=0, below=1)
-        check_space("TextTransformer", self.space)
-        if others := sorted(set(self.space.choices) - DECISIONS):
-            raise ValueError(f"A TextTransformer has no use for the decisions {others}; leave them out.")
+        check_layers("TextTransformer", self.space)
 
     def places(self) -> Iterator[Place]:
         """See `Declared`."""

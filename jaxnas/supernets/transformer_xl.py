@@ -15,13 +15,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxnas.checks import check_counts
-from jaxnas.elastic.adaptive_softmax import AdaptiveVocabulary
+from jaxnas.checks import check_counts, check_numbers
 from jaxnas.elastic.decisions import Decisions
 from jaxnas.elastic.layers import LayerNorm
 from jaxnas.elastic.loop import run_layers
 from jaxnas.elastic.mixture import Mixture
-from jaxnas.elastic.recurrent import (
+from jaxnas.elastic.width import fixed
+from jaxnas.space import Arch, Space
+from jaxnas.supernets.adaptive_softmax import AdaptiveVocabulary
+from jaxnas.supernets.schema import Needs, check_always_active, check_decisions, check_multiple
+from jaxnas.supernets.transformer_xl_blocks import (
     Context,
     FeedForward,
     Identity,
@@ -29,8 +32,6 @@ from jaxnas.elastic.recurrent import (
     causal_mask,
     sinusoids,
 )
-from jaxnas.elastic.width import fixed
-from jaxnas.space import Arch, Space
 
 OPTIONS = ("identity", "feed_forward", "attention")
 INPUTS = ("tokens", "targets", "documents", "memory")
@@ -73,13 +74,9 @@ class TransformerXL(nn.Module):
         training had; None for no such limit.
       dtype: of the computation, float32 or bfloat16; parameters, softmax and loss are float32.
       init_std: standard deviation of the kernels at the start.
-      scan_blocks: trace and compile one block and run it in a loop: compile time does not grow with
-        depth. The parameters are the same; `stack_layers` saves stacking them in every call.
+      scan_blocks: trace and compile one block and run it in a loop, so that compile time hardly grows with
+        depth. The parameters are the same.
       remat: compute each block again in the backward pass, and keep its input only.
-
-    Raises:
-      ValueError: a space with anything but the decision `block`, or with options that are no blocks;
-        sizes below 1, an odd width, a dropout that is not from 0 to below 1.
     """
 
     space: Space
@@ -106,28 +103,15 @@ class TransformerXL(nn.Module):
         super().__post_init__()
         if isinstance(self.cutoffs, list):  # a module's fields are hashed
             object.__setattr__(self, "cutoffs", tuple(self.cutoffs))
-        if not isinstance(self.space, Space):
-            raise TypeError(
-                f"TransformerXL: space is {self.space!r}, expected a space such as jaxnas.spaces.par(16)."
-            )
-        choice = self.space.choices.get("block")
-        known = choice is not None and not set(choice.options) - set(OPTIONS)
-        if not known or choice.length is None or choice.condition or choice.active or len(self.space) > 1:
-            raise ValueError(
-                "A TransformerXL space has one decision, 'block', repeated, always active, with options of "
-                f"{OPTIONS}, as spaces.par(16) makes it; got {self.space}."
-            )
-        check_counts(self, "vocabulary", "width", "num_heads", "head_dim", "hidden")
-        for name in ("dropout", "attention_dropout"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"TransformerXL: {name} is {getattr(self, name)}, expected 0 to below 1.")
-        if self.clamp_length is not None and self.clamp_length < 1:
-            raise ValueError(f"TransformerXL: clamp_length is {self.clamp_length}, expected at least 1.")
-        if self.memory_length < (1 if self.same_length else 0) or self.width % 2:
-            raise ValueError(
-                f"memory_length is {self.memory_length} and width {self.width}: the first must be at "
-                "least 0 (1 with same_length, which lets each query see that many), the second even."
-            )
+        example = "jaxnas.spaces.par(16)"
+        check_decisions("TransformerXL", self.space, {"block": Needs(OPTIONS, times=1)}, example)
+        check_always_active("TransformerXL", self.space, "block")
+        check_counts(self, "vocabulary", "width", "num_heads", "head_dim", "hidden", "div_value")
+        check_numbers(self, "dropout", "attention_dropout", least=0, below=1)
+        check_counts(self, "clamp_length", none=True)
+        # With same_length each query sees that many keys.
+        check_counts(self, "memory_length", least=1 if self.same_length else 0)
+        check_multiple("TransformerXL: width", self.width, 2)
 
     @property
     def blocks(self) -> int:
@@ -168,17 +152,12 @@ class TransformerXL(nn.Module):
         Returns:
           Log-probabilities, float32 [B, T] of the targets or [B, T, vocabulary]; and the memory for
           the next segment, through which no gradient flows.
-
-        Raises:
-          ValueError: an architecture or a memory that doesn't fit the network, tokens that are not integers
-            [B, T], or an input of another name.
         """
         given = dict(inputs) if isinstance(inputs, Mapping) else {"tokens": inputs}
         tokens = _tokens(given)
         batch, length = tokens.shape
         memory, targets, documents = (given.get(name) for name in ("memory", "targets", "documents"))
         memory = self.empty_memory(batch) if memory is None else memory
-        self._check_memory(memory, batch)
         documents = jnp.zeros_like(tokens) if documents is None else documents
         known = jnp.concatenate([memory.documents, documents], axis=1)  # [B, S]
         mask = known[:, None, :] == documents[:, :, None]
@@ -207,16 +186,6 @@ class TransformerXL(nn.Module):
         else:
             scores = vocabulary.log_probability(rows, targets.reshape(-1)).reshape(batch, length)
         return scores, Memory(remembered, known[:, length:])
-
-    def _check_memory(self, memory: Memory, batch: int) -> None:
-        expected = (len(self.attending), batch, self.memory_length, self.width)
-        shapes = memory.inputs.shape, memory.documents.shape
-        if shapes != (expected, expected[1:3]):
-            raise ValueError(
-                f"The memory has shapes {shapes}, expected {expected} and {expected[1:3]} (blocks that may "
-                "attend, rows, memory_length, width). It must come from this network with as many rows: "
-                "start with net.empty_memory(rows)."
-            )
 
     def _drop(self, x: jax.Array, what: str, train: bool) -> jax.Array:
         if not train or self.dropout == 0:

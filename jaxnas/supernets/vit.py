@@ -15,16 +15,22 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jaxnas.checks import check_counts
+from jaxnas.checks import check_counts, check_numbers
 from jaxnas.elastic.attention import RelativePositions, products, relative_entries
-from jaxnas.elastic.checks import check_images
 from jaxnas.elastic.layers import gelu, normal, trunc_normal, uniform_fan_in
 from jaxnas.space import Space
+from jaxnas.supernets.schema import RATIO, Needs, check_decisions, check_fit, check_images, check_multiple
 from jaxnas.tensors import Path
 from jaxnas.transform.declared import Declared
 from jaxnas.transform.places import Place
 
-DECISIONS = {"embed_dim", "depth", "num_heads", "mlp_ratio"}  # of a space of `jaxnas.spaces.vit`
+# Of a space of `jaxnas.spaces.vit`.
+NEEDS = {
+    "embed_dim": Needs(),
+    "depth": Needs(),
+    "num_heads": Needs(times="depth"),
+    "mlp_ratio": dataclasses.replace(RATIO, times="depth"),
+}
 
 
 class Attention(nn.Module):
@@ -173,7 +179,7 @@ class Transformer(nn.Module):
     @nn.compact
     def __call__(self, images: jax.Array, train: bool = False) -> jax.Array:
         """Maps images [B, image_size, image_size, C] to float32 logits [B, num_classes]."""
-        check_images(images, self.image_size)
+        check_images("ViT", images, self.image_size)
         grid, common = (
             (self.image_size // self.patch_size,) * 2,
             dict(dtype=self.dtype, init_std=self.init_std),
@@ -217,10 +223,6 @@ class ViT(Declared):
       qkv_bias_by_heads: whether each number of heads has its own bias of queries, keys and values. A whole
         official checkpoint can be converted to such a network only, see `supernets.convert`.
       form: of the supernet; see `jaxnas.supernet`.
-
-    Raises:
-      ValueError: image size not a multiple of the patch, a space without the four decisions or with
-        options that are no sizes, or an attribute that is none of its values.
     """
 
     image_size: int
@@ -238,18 +240,10 @@ class ViT(Declared):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_counts(self, "image_size", "patch_size", "num_classes", "head_dim")
-        if self.max_relative_position < 0 or not 0 <= self.drop_path_rate < 1:
-            raise ValueError(
-                f"ViT: max_relative_position {self.max_relative_position} and drop_path_rate "
-                f"{self.drop_path_rate}; expected at least 0, and 0 to less than 1."
-            )
-        if self.image_size % self.patch_size:
-            raise ValueError(
-                f"image_size {self.image_size} is not a multiple of patch_size {self.patch_size}; "
-                f"nearest sizes that are: {self.image_size // self.patch_size * self.patch_size} "
-                f"and {-(-self.image_size // self.patch_size) * self.patch_size}."
-            )
-        check_space("ViT", self.space)
+        check_counts(self, "max_relative_position", least=0)
+        check_numbers(self, "drop_path_rate", least=0, below=1)
+        check_multiple("ViT: image_size", self.image_size, self.patch_size)
+        check_layers("ViT", self.space)
 
     def places(self) -> Iterator[Place]:
         """See `Declared`."""
@@ -292,44 +286,8 @@ def layer_sizes(sizes: Mapping[str, int]) -> dict[str, Any]:
     return {"width": sizes["norm/scale[0]"], "heads": heads, "hidden": hidden}
 
 
-def check_space(network: str, space: Space) -> None:
-    """Checks that a space has the four decisions of `jaxnas.spaces.vit`, for each layer.
-
-    Raises:
-      TypeError: no space.
-      ValueError: other decisions, options that are no sizes, or too few layers.
-    """
-    if not isinstance(space, Space):
-        raise TypeError(f"{network}: space is {space!r}, expected a space such as jaxnas.spaces.digits().")
-    if missing := DECISIONS - set(space.choices):
-        raise ValueError(
-            f"A {network} space needs the decisions {sorted(DECISIONS)}; missing: {sorted(missing)}, got "
-            f"{sorted(space.choices)}."
-        )
-    options: dict[str, tuple[Any, ...]] = {name: space[name].options for name in sorted(DECISIONS)}
-    for name, sizes in options.items():
-        _check_sizes(name, sizes, whole=name != "mlp_ratio")
-    layers = max(options["depth"])
-    for name in ("num_heads", "mlp_ratio"):
-        if (length := space.choices[name].length) is None or length < layers:
-            raise ValueError(
-                f"A {network} space needs '{name}' once for each of {layers} layers, as Choice(...).repeat("
-                f"{layers}, active='depth'); got {'one for all' if length is None else length}."
-            )
-    narrowest, least = min(options["embed_dim"]), min(options["mlp_ratio"])
-    if narrowest * least < 1:
-        raise ValueError(
-            f"An MLP of ratio {least} has no hidden channel in a network of width {narrowest}; raise "
-            "'mlp_ratio' or 'embed_dim'."
-        )
-
-
-def _check_sizes(name: str, options: tuple[Any, ...], *, whole: bool) -> None:
-    """Refuses options that are no sizes; heads have a width of their own, so any number fits any width."""
-    kind = int if whole else (int, float)
-    wrong = [x for x in options if isinstance(x, bool) or not isinstance(x, kind) or x <= 0]
-    if wrong:
-        expected = "whole numbers of at least 1" if whole else "numbers above 0"
-        raise ValueError(
-            f"A ViT space: '{name}' has the options {options}; expected {expected}, not {wrong}."
-        )
+def check_layers(network: str, space: Space) -> None:
+    """Checks that a space has the four decisions of `jaxnas.spaces.vit`, for each layer."""
+    check_decisions(network, space, NEEDS, "jaxnas.spaces.digits()")
+    sizes = ["embed_dim", "mlp_ratio"]
+    check_fit(network, space, sizes, lambda e, r: int(e * r) > 0, "a hidden channel at least")

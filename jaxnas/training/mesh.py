@@ -17,7 +17,6 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxnas.elastic.loop import STACKED
 from jaxnas.network import annotated
 from jaxnas.processes import on_host
 from jaxnas.tasks import Task
@@ -148,11 +147,9 @@ def _parameter_specs(
         path: leaf.names if isinstance(leaf, nn.LogicallyPartitioned) else (None,) * leaf.ndim
         for path, leaf in flatten(boxed).items()
     }
-    specs = {}
-    for path, leaf in flatten(params).items():
-        own = (None, *names["block_0", *path[1:]]) if path[0] == STACKED else names[path]
-        specs[path] = leaf.shape, _spec(leaf.shape, own, devices)
-    return specs
+    return {
+        path: (leaf.shape, _spec(leaf.shape, names[path], devices)) for path, leaf in flatten(params).items()
+    }
 
 
 def _spec(shape: tuple[int, ...], names: tuple[str | None, ...], devices: int) -> P:

@@ -6,21 +6,18 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
-from flax.errors import ScopeParamNotFoundError
 from jax.sharding import Mesh, NamedSharding
 
 from jaxnas import files
 from jaxnas.cost import Cost
 from jaxnas.cost import cost as cost_of
-from jaxnas.elastic.loop import stack_layers
 from jaxnas.network import check_variables
 from jaxnas.processes import on_host
 from jaxnas.subnet import init
-from jaxnas.tasks import Call, Task, check_fits
+from jaxnas.tasks import Task, check_fits
 from jaxnas.training.keys import check_seed, stream
 from jaxnas.training.mesh import everywhere, place, shard_batch, state_sharding
 from jaxnas.training.recipe import Recipe
@@ -157,7 +154,6 @@ def initial_state(
     """The state at step 0; see `fit`. Traceable."""
     if variables is None:
         variables = init(net, stream(seed, f"{name}_init"), task.inputs)
-    variables = _stacked(net, variables, task.inputs)
     logits, own = recipe.init(net.space)
     return TrainState(
         step=jnp.int32(0),
@@ -204,20 +200,3 @@ def batch_size_of(task: Task, training: Training, recipe: Recipe, mesh: Mesh) ->
             f"{' or '.join(map(str, nearest))}, or fewer devices."
         )
     return batch_size
-
-
-def _stacked(net: nn.Module, variables: Any, inputs: Any) -> Any:
-    """The variables with the parameters of layers stacked, if the network reads them so in training.
-
-    A network whose layers run in a scan would otherwise stack them in every step.
-    """
-    if "block_0" not in variables["params"]:
-        return variables
-    try:
-        stacked = {**variables, "params": stack_layers(variables["params"])}
-        given = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), inputs)
-        arch = net.space.smallest()
-        jax.eval_shape(lambda v: Call(net, v, arch, None, key=jax.random.key(0)).apply(given), stacked)
-    except (ValueError, ScopeParamNotFoundError):  # its layers only have the same names
-        return variables
-    return stacked

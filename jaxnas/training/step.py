@@ -19,7 +19,6 @@ from jax.sharding import Mesh
 
 from jaxnas import network
 from jaxnas.cost import Cost
-from jaxnas.elastic.loop import STACKED, stack_layers
 from jaxnas.space import Arch
 from jaxnas.tasks import Call, Task, check_predicts
 from jaxnas.training import optimizer as optimizer_lib
@@ -157,8 +156,6 @@ def make_step(
         active = None
         if masks is not None and found.archs is not None:
             active = jax.tree.map(lambda mask: jnp.any(mask, axis=0), jax.vmap(masks)(found.archs))
-            if STACKED in state.params:
-                active = stack_layers(active)
         params, opt_state = optimizer_lib.update(
             transformation, gradients, state.opt_state, state.params, active
         )

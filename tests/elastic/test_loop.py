@@ -9,9 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from small_nets import difference, jit, normal, random_weights, sample, setting, take
 
-import jaxnas
 from jaxnas import Choice, Space, elastic
-from jaxnas.elastic import Decisions, stack_layers, unstack_layers
+from jaxnas.elastic import Decisions
 from jaxnas.elastic.layers import drop_branch
 from jaxnas.elastic.loop import run_layer
 
@@ -50,18 +49,8 @@ def own_space(*hidden):
     return Space(depth=Choice(1, 2, 3), hidden=Choice(*hidden).repeat(3, active="depth"))
 
 
-def test_stacked_parameters_are_extracted_and_unstacked():
-    net, shape = Mlps(own_space(2, 4)), (2, 4, 6)
-    params, arch = random_weights(net, normal(*shape)), net.space.largest()
-    stacked = stack_layers(params)
-    assert "block_0" not in stacked and stack_layers(stacked) is stacked
-    jax.tree.map(np.testing.assert_array_equal, unstack_layers(stacked), params)
-    both = [jaxnas.extract(net, {"params": x}, arch, inputs=shape).variables for x in (stacked, params)]
-    jax.tree.map(np.testing.assert_array_equal, *both)
-
-
 def test_a_network_of_ones_own_is_scanned_and_unrolled():
-    """With parameters by layer or stacked, for hard and for soft architectures, and with 64 bits."""
+    """With one layout of parameters, for hard and for soft architectures, and with 64 bits."""
     space, x = own_space(2, 4, 8), normal(2, 4, 6)
     net, archs = Mlps(space), sample(space, 0, 4)
     params, soft = random_weights(net, x), space.soften(sample(space, 3))
@@ -75,18 +64,17 @@ def test_a_network_of_ones_own_is_scanned_and_unrolled():
 
     @jit
     def run(params, archs, soft):
-        every = (False, params), (True, params), (True, stack_layers(params))
-        bound = [[functools.partial(one, *given) for one in (apply, gradient)] for given in every]
+        bound = [
+            [functools.partial(one, scan, params) for one in (apply, gradient)] for scan in (False, True)
+        ]
         return [
             (jax.lax.map(call, archs), jax.lax.map(differentiate, archs), call(soft))
             for call, differentiate in bound
         ]
 
-    unrolled, scanned, stacked = jax.tree.map(np.asarray, run(params, archs, soft))
+    unrolled, scanned = jax.tree.map(np.asarray, run(params, archs, soft))
     assert scanned[0][1].shape == (4, 3, *x.shape)
     assert difference(scanned, unrolled) <= 1e-5
-    by_layer = jax.vmap(unstack_layers)(stacked[1])
-    jax.tree.map(np.testing.assert_array_equal, (stacked[0], by_layer, stacked[2]), scanned)
     programs = {scan: str(jax.make_jaxpr(apply, 0)(scan, params, soft)) for scan in (False, True)}
     assert "scan[" in programs[True] and "scan[" not in programs[False]
     vit, arch = setting("narrow"), sample(setting("narrow").space, 0)
@@ -157,7 +145,7 @@ def test_nothing_of_a_skipped_layer_runs():
 def test_layers_that_are_computed_again_take_less_memory_and_give_the_same_gradient():
     """In a scan; of unrolled layers XLA for CPUs computes all again early, before the backward pass."""
     space, x = own_space(128, 256), normal(8, 64, 16)
-    params = jax.tree.map(np.asarray, stack_layers(random_weights(Mlps(space), x)))
+    params = jax.tree.map(np.asarray, random_weights(Mlps(space), x))
 
     def program(remat):
         apply = functools.partial(Mlps(space, scan_layers=True, remat=remat).apply, train=True)

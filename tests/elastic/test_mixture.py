@@ -127,7 +127,7 @@ def test_a_chosen_block_is_all_that_runs():
 
     endless = Mixture({"keep": Keep(), "endless": Endless()})
     choice = decision(jnp.int32(0), ("keep", "endless"))
-    y, _ = jax.jit(lambda index: endless.apply({}, choice._replace(value=index), X, STATE))(jnp.int32(0))
+    y, _ = jax.jit(lambda index: endless.apply({}, choice.replace(value=index), X, STATE))(jnp.int32(0))
     np.testing.assert_array_equal(y, X)
 
 

@@ -292,11 +292,6 @@ EFFICIENTNETS = {
 # each stage width, depth, kernel size and expansion.
 ALPHANETS = {
     "a0": (203, 192, 1792, (16, 24, 32, 64, 112, 192, 216), "1333331", "3333333", "1444466"),
-    "a1": (279, 224, 1984, (16, 24, 32, 64, 112, 192, 216), "1333331", "3335353", "1444466"),
-    "a2": (317, 224, 1984, (16, 24, 32, 64, 112, 200, 224), "1333341", "3333353", "1454466"),
-    "a3": (357, 224, 1984, (16, 24, 32, 64, 112, 208, 224), "2334351", "3335333", "1444466"),
-    "a4": (444, 256, 1984, (16, 24, 32, 64, 112, 192, 216), "1334351", "3335353", "1445466"),
-    "a5_small": (491, 256, 1984, (16, 24, 32, 64, 112, 208, 216), "1334451", "3333353", "1445466"),
     "a5_base": (595, 288, 1984, (16, 24, 32, 64, 112, 200, 216), "2343351", "3355333", "1444566"),
     "a6": (709, 288, 1984, (16, 24, 32, 64, 112, 216, 224), "1334461", "3333353", "1465466"),
 }
@@ -343,7 +338,7 @@ def test_published_efficientnets_have_their_counts():
         assert alone["params"] == cost(arch)["params"] == params and round(alone["macs"] / 1e9, 2) == macs
 
 
-@pytest.mark.parametrize("name", ["a0", "a6", *tiers.nightly(*sorted(set(ALPHANETS) - {"a0", "a6"}))])
+@pytest.mark.parametrize("name", ["a0", "a6", *tiers.nightly("a5_base")])
 def test_published_alphanets_have_their_products(name):
     assert round(cost_alone(ALPHANET, alphanet(name), 288)["macs"] / 1e6) == ALPHANETS[name][0]
 

@@ -1,59 +1,57 @@
-"""Every network of the package refuses sizes below 1 and dtypes that are no floating type, and says which."""
+"""Every network of the package refuses sizes, rates, spaces and dtypes that cannot be, and says which."""
+
+import dataclasses
 
 import jax
 import jax.numpy as jnp
+import pytest
 import refusals
 import user_networks
 from small_tasks import task_of
 
 import jaxnas
-from jaxnas import spaces, supernets, training
+from jaxnas import Choice, Space, spaces, supernets, training
 from jaxnas.supernets import hybrid
 
 CORA = spaces.autoattend(2, spaces.AUTOATTEND_CORA)
-# What is given, and the sizes that a network has.
+TEXTS = dict(num_classes=2, vocabulary=7)
 NETWORKS = {
-    supernets.ViT: (
-        dict(space=spaces.digits(), image_size=8, patch_size=2, num_classes=10),
-        ("image_size", "patch_size", "num_classes", "head_dim"),
-    ),
-    supernets.Swin: (
-        dict(space=spaces.s3_small_images(), image_size=28, patch_size=1, num_classes=10),
-        ("image_size", "patch_size", "num_classes"),
-    ),
-    supernets.Hybrid: (
-        dict(space=spaces.hybrid_small(), num_classes=10, **hybrid.SMALL),
-        ("num_classes", "stem_stride", "head_dim"),
-    ),
-    supernets.TableMlp: (dict(space=spaces.mlp(), num_outputs=1), ("num_outputs",)),
-    supernets.ConvNet: (dict(space=spaces.convnet(), num_classes=10), ("num_classes",)),
-    supernets.TextTransformer: (
-        dict(space=spaces.vit((4, 8), (1, 2), (1,), (1.0,)), vocabulary=7, num_classes=2, max_length=8),
-        ("vocabulary", "num_classes", "max_length", "head_dim"),
-    ),
-    supernets.TransformerXL: (
-        dict(space=spaces.par(4), vocabulary=7),
-        ("vocabulary", "width", "num_heads", "head_dim", "hidden"),
-    ),
-    supernets.DARTFormer: (
-        dict(space=spaces.dartformer(), num_classes=2, vocabulary=7, max_length=8),
-        ("num_classes", "vocabulary", "max_length", "width", "num_heads", "hidden", "layers"),
-    ),
-    supernets.AutoAttendText: (
-        dict(space=spaces.autoattend(2), num_classes=2, vocabulary=7),
-        ("num_classes", "width", "num_heads", "embedding", "stride"),
-    ),
-    supernets.AutoAttendNodes: (dict(space=CORA, num_classes=2), ("num_classes", "width", "num_heads")),
+    supernets.ViT: dict(space=spaces.digits(), image_size=8, patch_size=2, num_classes=10),
+    supernets.Swin: dict(space=spaces.s3_small_images(), image_size=28, patch_size=1, num_classes=10),
+    supernets.Hybrid: dict(space=spaces.hybrid_small(), num_classes=10, **hybrid.SMALL),
+    supernets.TableMlp: dict(space=spaces.mlp(), num_outputs=1),
+    supernets.ConvNet: dict(space=spaces.convnet(), num_classes=10),
+    supernets.TextTransformer: dict(space=spaces.digits(), max_length=8, **TEXTS),
+    supernets.TransformerXL: dict(space=spaces.par(4), vocabulary=7),
+    supernets.DARTFormer: dict(space=spaces.dartformer(), max_length=8, **TEXTS),
+    supernets.AutoAttendText: dict(space=spaces.autoattend(2), **TEXTS),
+    supernets.AutoAttendNodes: dict(space=CORA, num_classes=2),
 }
+MAY_BE_ZERO = {"max_relative_position", "head_expansion", "memory_length", "num_random"}
 
 
-def test_sizes_below_1_are_refused():
-    def case(network, given, name):
-        return lambda: network(**given | {name: 0}), ValueError, network.__name__, f"{name} is 0"
+@pytest.mark.parametrize("network", NETWORKS, ids=lambda network: network.__name__)
+def test_sizes_shares_and_spaces_that_cannot_be_are_refused(network):
+    """Of all fields that are whole numbers or rates of dropout."""
 
-    for network, (given, names) in NETWORKS.items():
-        network(**given)
-        refusals.check(*(case(network, given, name) for name in names))
+    def case(error, name, value, *said):
+        return lambda: network(**NETWORKS[network] | {name: value}), error, network.__name__, *said
+
+    network(**NETWORKS[network])
+    fields = {one.name: one.type for one in dataclasses.fields(network)}
+    sizes = {name for name, kind in fields.items() if kind == "int"} - MAY_BE_ZERO
+    rates = {name for name in fields if "drop" in name}
+    refusals.check(
+        *(case(ValueError, name, 0, f"{name} is 0") for name in sorted(sizes)),
+        *(
+            case(ValueError, name, rate, f"{name} is {rate}")
+            for name in sorted(rates)
+            for rate in (1.0, -0.1)
+        ),
+        case(TypeError, "space", None, "None"),
+        case(ValueError, "space", Space(other=Choice(1, 2)), "'other'"),
+    )
+    assert sizes
 
 
 def test_networks_compute_in_floating_point():
@@ -67,7 +65,7 @@ def test_networks_compute_in_floating_point():
         yield lambda: training.fit(task, wrong, 1), *said
         yield lambda: training.make_evaluator(task, wrong, "search"), *said
 
-    nets = [network(**given) for network, (given, _) in NETWORKS.items() if hasattr(network, "dtype")]
+    nets = [network(**given) for network, given in NETWORKS.items() if hasattr(network, "dtype")]
     for net in (*nets, user_networks.Mixer(user_networks.MIXER)):
         for dtype, name in ((jnp.int8, "int8"), ("float33", "float33"), (jnp.complex64, "complex64")):
             refusals.check(*cases(net, dtype, name))

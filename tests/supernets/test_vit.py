@@ -131,7 +131,7 @@ def test_drop_path_rises_linearly_to_the_last_stored_block():
         assert list(rates.values()) == (pytest.approx(expected) if train else expected)
 
 
-@pytest.mark.parametrize("init_std", [0.02, None])
+@pytest.mark.parametrize("init_std", [0.02, *tiers.more(None)])
 def test_initial_values(init_std):
     """Kernels of a given deviation, or scaled by their inputs as Flax's; patches as PyTorch's convolution."""
     net = supernets.ViT(spaces.vit((32, 64), (1,), (2,), (2.0,)), 16, 4, 10, init_std=init_std)
@@ -156,22 +156,22 @@ def test_initial_values(init_std):
             assert abs(np.std(leaf) / expected - 1) < error and abs(np.mean(leaf)) < expected * error
 
 
-def test_traced_indices_out_of_range_are_the_nearest_ones():
+@pytest.mark.parametrize("form", ["masked", *tiers.more("switch")])
+def test_traced_indices_out_of_range_are_the_nearest_ones(form):
     """A program cannot refuse the value of an array; it must not run another mixture of options either.
 
-    In both forms, and of costs; whoever gives the values themselves is told.
+    Nor may costs; whoever gives the values themselves is told.
     """
     case = setting("narrow")
-    nets = [case.net.clone(form=form) for form in ("masked", "switch")]
+    net = case.net.clone(form=form)
     costs = jaxnas.cost(case.net, SHAPE)
     traced = jit(costs)
-    run = jit(lambda net, arch: net.apply(case.variables, case.images, arch), static_argnums=0)
+    run = jit(lambda arch: net.apply(case.variables, case.images, arch))
     sizes = {name: np.broadcast_to(choice.sizes, choice.shape) for name, choice in case.space.decisions}
     for shift in (5, -5):
         known = {name: np.int32(size - 1 if shift > 0 else 0 * size) for name, size in sizes.items()}
         beyond = {name: np.int32(x + shift) for name, x in known.items()}
-        for net in nets:
-            assert difference(run(net, beyond), run(net, known)) <= 1e-6
+        assert difference(run(beyond), run(known)) <= 1e-6
         assert traced(beyond) == traced(known)
         for call in (costs, functools.partial(case.net.apply, case.variables, case.images)):
             with pytest.raises(ValueError, match="'embed_dim'"):

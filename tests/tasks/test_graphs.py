@@ -14,8 +14,9 @@ from small_nets import difference
 from small_tasks import net_of, random_graph, task_of
 
 import jaxnas
+from benchmarks.graph_baselines import GAT, GCN
 from jaxnas import data, runs, spaces, tasks
-from jaxnas.supernets import GAT, GCN, AutoAttendNodes, graph_operations
+from jaxnas.supernets import AutoAttendNodes, graph_operations
 from jaxnas.training import Relaxed, Training, Uniform, fit, make_evaluator, make_mesh
 from jaxnas.training.prepare import prepare
 

@@ -11,8 +11,8 @@ from small_nets import take
 from small_tasks import TASKS, net_of, task_of
 
 import jaxnas
+from benchmarks.graph_baselines import GAT, GCN
 from jaxnas import tasks
-from jaxnas.supernets import GAT, GCN
 from jaxnas.training import DivergedError, Training, make_evaluator, make_mesh, train_seeds
 from jaxnas.training.keys import stream
 

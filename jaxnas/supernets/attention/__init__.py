@@ -3,11 +3,12 @@
     block = attention.Longformer(num_heads=4, head_dim=16, window=32)
     y = block.apply(variables, x, mask, train=False)  # x [B, T, E], mask bool [B, T] -> y [B, T, E]
 
-Each is a Flax module with projections of its own, and, in lower case, a pure function of queries, keys and
-values [B, H, T, d] without parameters. `MECHANISMS` has the modules by name. Sequences may have any length,
-up to the `max_length` of those that have one. A mask is True where a token is: what stands elsewhere changes
-nothing (a function needs it to be finite, a module does not), and outputs there are 0. Random patterns,
-features and hashes are constants, which a module's `seed` fixes. There is no dropout on attention weights.
+Each is a Flax module with its own projections, and, in lower case, a pure function without parameters of
+queries, keys and values [B, H, T, d] and the mask, which returns outputs [B, H, T, d]. `MECHANISMS` has the
+modules by name. Sequences may have any length up to a module's `max_length`. The mask is True at tokens: what
+stands elsewhere changes nothing (a function needs it to be finite), and outputs there are 0. With
+`causal=True` a query sees only its own position and those before. Random patterns, features and hashes are
+constants, which a module's `seed` fixes. Attention weights have no dropout.
 
 What the mechanisms are is the mathematics of the papers. Where a port of them, such as that of Long Range
 Arena, differs, the papers hold.

@@ -107,24 +107,8 @@ def neighbors(x: jax.Array, before: int, after: int) -> jax.Array:
     return jnp.concatenate([padded[..., i : i + count, :, :] for i in range(before + 1 + after)], axis=-2)
 
 
-def check_operands(query: jax.Array, key: jax.Array, value: jax.Array, mask: jax.Array) -> None:
-    """Checks the operands of a mechanism.
-
-    Raises:
-      ValueError: queries, keys and values are not [B, H, T, d] alike; the mask is not [B, T].
-      TypeError: the mask is not bool.
-    """
-    shapes = [tuple(x.shape) for x in (query, key, value)]
-    if any(len(shape) != 4 for shape in shapes) or shapes[0] != shapes[1] or shapes[0][:3] != shapes[2][:3]:
-        raise ValueError(
-            "Queries, keys and values are [B, H, T, d], as many positions of each; "
-            f"got {', '.join(map(str, shapes))}."
-        )
-    check_mask(mask, (query.shape[0], query.shape[2]))
-
-
 def check_mask(mask: jax.Array, shape: tuple[int, int]) -> None:
-    """Checks that a mask is bool [B, T], as `check_operands` says."""
+    """Checks that a mask is bool [B, T], of at least one position."""
     check_sizes("attention", positions=shape[1])
     if mask.dtype != jnp.bool_:
         raise TypeError(f"A mask is bool, True where a token is; got {mask.dtype}. Write `mask != 0`.")

@@ -18,7 +18,6 @@ from jaxnas.supernets.attention.core import (
     NEVER,
     attend,
     check_length,
-    check_operands,
     check_sizes,
     clear,
     split,
@@ -38,19 +37,8 @@ def linformer(
     places stays, so short sequences give weight to places that hold little.
 
     Args:
-      query, key, value: [B, H, T, d].
-      mask: bool [B, T], True where a token is.
       projection: from positions to places, [k, T].
-
-    Returns:
-      The outputs [B, H, T, d]; 0 where there is no token.
-
-    Raises:
-      ValueError, TypeError: operands that do not fit each other.
     """
-    check_operands(query, key, value, mask)
-    if projection.ndim != 2 or projection.shape[1] != query.shape[2]:
-        raise ValueError(f"The projection is [k, {query.shape[2]}] for these keys; got {projection.shape}.")
     key, value = (jnp.einsum("kt,bhtd->bhkd", projection, clear(x, mask)) for x in (key, value))
     seen = jnp.ones((1, 1, 1, projection.shape[0]), bool)
     return clear(attend(query, (key, value, seen)), mask)
@@ -59,20 +47,7 @@ def linformer(
 def linear(
     query: jax.Array, key: jax.Array, value: jax.Array, mask: jax.Array, *, causal: bool = False
 ) -> jax.Array:
-    """Attention by the features elu(x) + 1 (Katharopoulos et al. 2020, section 3.2), O(n d^2).
-
-    Args:
-      query, key, value: [B, H, T, d].
-      mask: bool [B, T], True where a token is.
-      causal: whether a query sees only its own position and those before.
-
-    Returns:
-      The outputs [B, H, T, d]; 0 where there is no token.
-
-    Raises:
-      ValueError, TypeError: operands that do not fit each other.
-    """
-    check_operands(query, key, value, mask)
+    """Attention by the features elu(x) + 1 (Katharopoulos et al. 2020, section 3.2), O(n d^2)."""
     query, key = (jax.nn.elu(x.astype(jnp.float32)) + 1 for x in (query, key))
     return clear(_by_features(query, clear(key, mask), value, causal), mask)
 
@@ -117,26 +92,14 @@ def performer(
     without directions.
 
     Args:
-      query, key, value: [B, H, T, d].
-      mask: bool [B, T], True where a token is.
       directions: of the features, float [m, d], as `orthogonal_features` gives them; None for the
         generalized kernel of the channels themselves.
       kernel: "softmax" or "relu".
-      causal: whether a query sees only its own position and those before.
-
-    Returns:
-      The outputs [B, H, T, d]; 0 where there is no token.
-
-    Raises:
-      ValueError, TypeError: operands that do not fit each other; a softmax kernel without directions.
     """
-    check_operands(query, key, value, mask)
     if kernel not in ("softmax", "relu"):
         raise ValueError(f"kernel is 'softmax' or 'relu'; got {kernel!r}.")
     if directions is None and kernel == "softmax":
         raise ValueError("The softmax kernel needs directions: see orthogonal_features.")
-    if directions is not None and (directions.ndim != 2 or directions.shape[1] != query.shape[-1]):
-        raise ValueError(f"directions are [m, {query.shape[-1]}] for these queries; got {directions.shape}.")
     levels = None
     if kernel == "relu":
         query, key = (_relu_features(x, directions) for x in (query, key))
@@ -190,8 +153,6 @@ def _by_features(
 
     Args:
       query, key: features, float32 [B, H, T, m], none negative; those of padded keys are 0.
-      value: [B, H, T, e].
-      causal: whether a query sees only its own position and those before.
       levels: of the causal form, float32 [B, H, T], none below the one before: the features of a key are to
         be multiplied by exp(level). None where all levels are the same.
     """
@@ -262,11 +223,7 @@ class Linformer(Attention, kw_only=True):
 
 
 class Linear(Attention, kw_only=True):
-    """Attention by the features elu(x) + 1; see `linear`.
-
-    Attributes:
-      causal: whether a query sees only its own position and those before.
-    """
+    """Attention by the features elu(x) + 1; see `linear`."""
 
     causal: bool = False
 
@@ -282,7 +239,6 @@ class Performer(Attention, kw_only=True):
       num_features: number of random directions m. None: d log d for the softmax kernel (the paper's theorem
         4 asks for that order), and none at all for the generalized one.
       kernel: "softmax" or "relu", the generalized kernel.
-      causal: whether a query sees only its own position and those before.
       seed: of the directions, which are constants of the module. Give each layer one of its own.
     """
 

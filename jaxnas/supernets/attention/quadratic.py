@@ -11,8 +11,6 @@ import numpy as np
 from jaxnas.supernets.attention.core import (
     attend,
     check_length,
-    check_mask,
-    check_operands,
     check_sizes,
     clear,
     join,
@@ -26,21 +24,7 @@ SynthesizerKind = Literal["random", "factorized_random", "dense"]
 def softmax(
     query: jax.Array, key: jax.Array, value: jax.Array, mask: jax.Array, *, causal: bool = False
 ) -> jax.Array:
-    """Scaled dot-product attention (Vaswani et al. 2017, section 3.2.1).
-
-    Args:
-      query, key: [B, H, T, d].
-      value: [B, H, T, e].
-      mask: bool [B, T], True where a token is.
-      causal: whether a query sees only its own position and those before.
-
-    Returns:
-      The outputs [B, H, T, e]; 0 where there is no token.
-
-    Raises:
-      ValueError, TypeError: operands that do not fit each other.
-    """
-    check_operands(query, key, value, mask)
+    """Scaled dot-product attention (Vaswani et al. 2017, section 3.2.1)."""
     seen = mask[:, None, None, :]  # [B, 1, 1, T]
     if causal:
         seen = seen & np.tri(query.shape[2], dtype=bool)[None, None]
@@ -52,36 +36,16 @@ def synthesizer(logits: jax.Array, value: jax.Array, mask: jax.Array, *, causal:
 
     Args:
       logits: [B or 1, H, T, T], from each position to each.
-      value: [B, H, T, e].
-      mask: bool [B, T], True where a token is.
-      causal: whether each position sees only itself and those before.
-
-    Returns:
-      The outputs [B, H, T, e]; 0 where there is no token.
-
-    Raises:
-      ValueError, TypeError: operands that do not fit each other.
     """
-    batch, heads, length, _ = value.shape
-    check_mask(mask, (batch, length))
-    if logits.ndim != 4 or logits.shape[0] not in (1, batch) or logits.shape[1:] != (heads, length, length):
-        raise ValueError(
-            f"For values {value.shape} logits are [{batch} or 1, {heads}, {length}, {length}]; "
-            f"got {logits.shape}."
-        )
-    scores = jnp.broadcast_to(logits.astype(jnp.float32), (batch, *logits.shape[1:]))
+    scores = jnp.broadcast_to(logits.astype(jnp.float32), (len(value), *logits.shape[1:]))
     seen = mask[:, None, None, :]  # [B, 1, 1, T]
     if causal:
-        seen = seen & np.tri(length, dtype=bool)[None, None]
+        seen = seen & np.tri(value.shape[2], dtype=bool)[None, None]
     return clear(join(weigh(scores, value, seen)).astype(value.dtype), mask)
 
 
 class Softmax(Attention, kw_only=True):
-    """Scaled dot-product attention; see `softmax`.
-
-    Attributes:
-      causal: whether a query sees only its own position and those before.
-    """
+    """Scaled dot-product attention; see `softmax`."""
 
     causal: bool = False
 
@@ -98,7 +62,6 @@ class Synthesizer(Attention, kw_only=True):
       kind: "random", a matrix of logits for each head; "factorized_random", a product of two thin matrices
         for each head; "dense", two layers with a ReLU between make a position's logits of its input.
       rank: columns of the thin matrices of "factorized_random".
-      causal: whether each position sees only itself and those before.
     """
 
     max_length: int

@@ -11,7 +11,6 @@ from jaxnas.supernets.attention.core import (
     Partial,
     attend,
     check_length,
-    check_operands,
     check_sizes,
     clear,
     join,
@@ -62,26 +61,11 @@ def reformer(
 
     Args:
       query: shared by queries and keys, [B, H, T, d].
-      value: [B, H, T, e].
-      mask: bool [B, T], True where a token is.
       rotations: directions of the hashes, [R, d, b / 2] for R rounds and b buckets; b = 0 for one bucket.
         See `hash_rotations`.
       chunk: positions of a chunk.
-      causal: whether a query sees only its own position and those before.
-
-    Returns:
-      The outputs [B, H, T, e]; 0 where there is no token.
-
-    Raises:
-      ValueError, TypeError: operands that do not fit each other; a chunk below 1.
     """
-    check_operands(query, query, value, mask)
     check_sizes("reformer", chunk=chunk)
-    if rotations.ndim != 3 or rotations.shape[1] != query.shape[-1]:
-        raise ValueError(
-            f"rotations are [rounds, {query.shape[-1]}, buckets / 2] for these queries; "
-            f"got {rotations.shape}."
-        )
     length, rounds = query.shape[2], rotations.shape[0]
     size = min(chunk, length)
     order = _order(query, mask, jnp.asarray(rotations), size)  # [B, H, R, T'], T' a multiple of size
@@ -205,28 +189,15 @@ def sinkhorn(
     The outputs of both are added; each is a softmax of its own. It takes O(n block + (n / block)^2).
 
     Args:
-      query, key, value: [B, H, T, d].
-      mask: bool [B, T], True where a token is.
       order: weights of the blocks that are put in the place of each, [B, H, N, N], as `sorting_matrix`
         makes them.
       block: positions of a block; N is T / block, rounded up.
       causal: whether a query sees only its own position and those before. `order` is then causal, too.
-
-    Returns:
-      The outputs [B, H, T, d]; 0 where there is no token.
-
-    Raises:
-      ValueError, TypeError: operands that do not fit each other; a block below 1.
     """
-    check_operands(query, key, value, mask)
     check_sizes("sinkhorn", block=block)
     size = min(block, query.shape[2])
     queries, keys, values = (split(clear(x, mask), size) for x in (query, key, value))  # [B, H, N, s, d]
     seen = split_mask(mask, size)  # [B, 1, N, 1, s]
-    count = keys.shape[2]
-    expected = (*query.shape[:2], count, count)
-    if order.shape != expected:
-        raise ValueError(f"The weights of {count} blocks are {expected}; got {order.shape}.")
     moved_keys, moved_values = (
         jnp.einsum("bhij,bhjsd->bhisd", order.astype(x.dtype), x) for x in (keys, values)
     )
@@ -248,7 +219,6 @@ class Reformer(Attention, kw_only=True):
       num_hashes: rounds of hashing.
       num_buckets: buckets of a hash, 1 or even.
       chunk: positions of a chunk.
-      causal: whether a query sees only its own position and those before.
       seed: of the hashes, which are constants of the module. Give each layer one of its own.
     """
 
@@ -275,7 +245,6 @@ class Sinkhorn(Attention, kw_only=True):
       block: positions of a block.
       iterations: of the Sinkhorn normalization; 0 is a softmax.
       temperature: of the logits.
-      causal: whether a query sees only its own position and those before.
     """
 
     max_length: int

@@ -14,7 +14,6 @@ from jaxnas.supernets.attention.core import (
     Keys,
     attend,
     check_length,
-    check_operands,
     check_sizes,
     clear,
     neighbors,
@@ -37,18 +36,8 @@ def local(
     """Attention within blocks that do not overlap (Liu et al. 2018, section 4.2.4), O(n block).
 
     Args:
-      query, key, value: [B, H, T, d].
-      mask: bool [B, T], True where a token is.
       block: positions of a block; the last one may have fewer.
-      causal: whether a query sees only its own position and those before.
-
-    Returns:
-      The outputs [B, H, T, d]; 0 where there is no token.
-
-    Raises:
-      ValueError, TypeError: operands that do not fit each other; a block below 1.
     """
-    check_operands(query, key, value, mask)
     check_sizes("local", block=block)
     size = min(block, query.shape[2])
     seen = split_mask(mask, size)  # [B, 1, N, 1, s]
@@ -70,26 +59,15 @@ def longformer(
     """A sliding window, with global tokens in front, O(n window) (Beltagy et al. 2020, section 3).
 
     Args:
-      query, key, value: [B, H, T, d].
-      mask: bool [B, T], True where a token is.
       window: number of positions that a query sees, its own among them: window // 2 before it, the rest
         behind it.
       causal: whether what lies behind the query is left out, of its window and for global tokens.
       leading: queries [B, H, G, d] of the first G positions, which are global, and keys and values
         [B, H, T, d] that these queries meet, of projections of their own. All queries see the keys
         of global positions, and queries of global positions see all keys. None: no position is global.
-
-    Returns:
-      The outputs [B, H, T, d]; 0 where there is no token.
-
-    Raises:
-      ValueError, TypeError: operands that do not fit each other; a window below 1.
     """
-    check_operands(query, key, value, mask)
     check_sizes("longformer", window=window)
     length, count = query.shape[2], 0 if leading is None else leading[0].shape[2]
-    if count > length:
-        raise ValueError(f"{count} leading queries are more than the {length} positions of the sequence.")
     before, after = window // 2, 0 if causal else (window - 1) // 2
     size = min(max(before, after, 1), length)
     queries, keys, values = (split(x, size) for x in (query, key, value))  # [B, H, N, s, d]
@@ -136,20 +114,9 @@ def sparse_transformer(
     over both, which a single head can have, too.
 
     Args:
-      query, key, value: [B, H, T, d].
-      mask: bool [B, T], True where a token is.
       block: positions of a block (the paper's stride).
       summary: how many positions at the end of a block all queries see (the paper's c).
-      causal: whether a query sees only its own position and those before.
-
-    Returns:
-      The outputs [B, H, T, d]; 0 where there is no token.
-
-    Raises:
-      ValueError, TypeError: operands that do not fit each other; a block or summary below 1; a summary
-        longer than a block.
     """
-    check_operands(query, key, value, mask)
     check_sizes("sparse_transformer", block=block, summary=summary)
     if summary > block:
         raise ValueError(f"A summary of {summary} positions does not fit into a block of {block}.")
@@ -212,22 +179,12 @@ def bigbird(
     side, and random ones, the same for all heads. So the pattern depends on the number of blocks.
 
     Args:
-      query, key, value: [B, H, T, d].
-      mask: bool [B, T], True where a token is.
       block: positions of a block.
       num_random: random blocks of each block.
       seed: of the random blocks; see `random_blocks`.
       length: positions that the pattern is made for, at least T. A shorter sequence has the beginning of that
         pattern, as if it were filled up with padding. None for T.
-
-    Returns:
-      The outputs [B, H, T, d]; 0 where there is no token.
-
-    Raises:
-      ValueError, TypeError: operands that do not fit each other; a block below 1; num_random below 0; a
-        sequence longer than `length`.
     """
-    check_operands(query, key, value, mask)
     check_sizes("bigbird", block=block)
     if num_random < 0:
         raise ValueError(f"num_random is a number of blocks, 0 or more; got {num_random}.")
@@ -286,7 +243,6 @@ class Local(Attention, kw_only=True):
 
     Attributes:
       block: positions of a block.
-      causal: whether a query sees only its own position and those before.
     """
 
     block: int = 50
@@ -328,7 +284,6 @@ class SparseTransformer(Attention, kw_only=True):
     Attributes:
       block: positions of a block.
       summary: how many positions at the end of each block all queries see.
-      causal: whether a query sees only its own position and those before.
     """
 
     block: int = 50

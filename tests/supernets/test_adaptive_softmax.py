@@ -10,9 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import refusals
 import tiers
 
-from jaxnas.elastic.adaptive_softmax import AdaptiveVocabulary, choose_cutoffs
+from jaxnas.supernets.adaptive_softmax import AdaptiveVocabulary, choose_cutoffs
 
 VOCABULARY, WIDTH, ROWS = 40, 16, 13
 make = functools.partial(AdaptiveVocabulary, VOCABULARY, WIDTH)
@@ -226,3 +227,26 @@ def test_cutoffs_of_a_large_vocabulary_are_near_the_best():
     assert min(macs, key=macs.get) == products
     many = choose_cutoffs(counts, 40, width=128)
     assert len(many) == 40 and list(many) == sorted({*many})
+
+
+def test_vocabularies_and_counts_that_cannot_be_are_refused():
+    def cutoffs(*counts, clusters=1, **settings):
+        return choose_cutoffs(np.asarray(counts), clusters, **dict(width=16) | settings)
+
+    refusals.check(
+        (lambda: make((20, 7)), ValueError, "cutoffs", "(20, 7)"),
+        (lambda: make((0, 7)), ValueError, "cutoffs", "(0, 7)"),
+        (lambda: make((7, 40)), ValueError, "cutoffs", "40"),
+        (lambda: make((7, 20), 5), ValueError, "cluster 2"),
+        (lambda: make(chunk=0), ValueError, "chunk", "0"),
+        (lambda: make().expected_macs(np.ones(39)), ValueError, "frequencies", "39"),
+        (lambda: make().expected_macs(np.zeros(40)), ValueError, "frequencies", "0.0"),
+        (lambda: make().expected_macs(np.arange(-1, 39)), ValueError, "frequencies", "-1.0"),
+        (lambda: cutoffs(3, 1, 2), ValueError, "counts", "[3 1 2]"),
+        (lambda: cutoffs(clusters=0), ValueError, "counts", "[]"),
+        (lambda: cutoffs([3, 1], clusters=0), ValueError, "counts", "[[3 1]]"),
+        (lambda: cutoffs(0, 0), ValueError, "counts", "[0 0]"),
+        (lambda: cutoffs(1, -1), ValueError, "counts", "-1"),
+        (lambda: cutoffs(3, 2, clusters=2), ValueError, "clusters", "2"),
+        (lambda: cutoffs(3, 2, 1, clusters=2, div_value=5), ValueError, "16 // 5**2"),
+    )

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
-from jaxnas.elastic.layers import LayerNormParameters, Norm, affine
+from jaxnas.elastic.layers import LayerNorm, Norm, affine
 from jaxnas.elastic.mixture import KEPT
 from jaxnas.elastic.parameter import parameter, record_macs
 from jaxnas.elastic.width import constant, fixed
@@ -119,7 +119,7 @@ class _Block(nn.Module):
         return parameter(self, name, nn.initializers.zeros, (fixed(size, axis),))
 
     def norm(self, width: int) -> Norm:
-        return LayerNormParameters(dtype=self.dtype, name="norm")(fixed(width, "embed"))
+        return LayerNorm(dtype=self.dtype, name="norm")(None, fixed(width, "embed"))
 
     def keep(self, shape: tuple[int, ...], rate: float, train: bool) -> jax.Array | None:
         """What dropout leaves, bool; None is everything."""

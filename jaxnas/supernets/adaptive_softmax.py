@@ -66,10 +66,6 @@ class AdaptiveVocabulary(nn.Module):
         CPU, 256 for 8,192.
       dtype: of the embedding and of the products; logits and log-probabilities are float32.
       init_std: standard deviation of the initial values; biases start at zero.
-
-    Raises:
-      ValueError: for a size below 1; cutoffs that do not increase or are not within (0, V); a
-        cluster whose vectors would have width 0.
     """
 
     vocabulary: int
@@ -227,21 +223,13 @@ class AdaptiveVocabulary(nn.Module):
 
         Returns:
           The number.
-
-        Raises:
-          ValueError: if they are not [V], negative, or all zero.
         """
         frequencies = np.asarray(frequencies, np.float64)
-        if frequencies.shape != (self.vocabulary,):
-            raise ValueError(
-                f"expected_macs: frequencies has shape {frequencies.shape}, expected "
-                f"({self.vocabulary},), one for each word."
-            )
         total = frequencies.sum()
-        if not total > 0 or frequencies.min() < 0:
+        if frequencies.shape != (self.vocabulary,) or not total > 0 or frequencies.min() < 0:
             raise ValueError(
-                "expected_macs: frequencies must be zero or more, and not all zero; got a "
-                f"sum of {total} and a minimum of {frequencies.min()}."
+                f"expected_macs: frequencies are {frequencies.shape}, with the sum {total} and the minimum "
+                f"{frequencies.min()}; expected ({self.vocabulary},), none negative and not all zero."
             )
         head, *tail = self.clusters
         macs = (head.size + len(tail)) * head.width
@@ -382,23 +370,18 @@ def choose_cutoffs(
 
     Returns:
       The cutoffs, increasing, `clusters` of them.
-
-    Raises:
-      ValueError: if counts are not [V], empty, negative, all zero, or increase anywhere; if there are
-        not words for that many clusters; if a cluster's vectors would have width 0; for a size below 1
-        or a negative cost.
     """
     counts = np.asarray(counts)
-    _check_counts(counts)
+    falling = counts.ndim == 1 and counts.size and not np.any(counts[1:] > counts[:-1])
+    if not falling or counts[-1] < 0 or not counts[0] > 0:
+        raise ValueError(
+            "choose_cutoffs: counts are [V], the most frequent word first, none negative and not all zero; "
+            f"got {counts}."
+        )
     if not 0 <= clusters < counts.size:
         raise ValueError(
-            f"choose_cutoffs: {clusters} tail clusters and a head of {counts.size} words "
-            f"are impossible: each has a word at least; expected 0 to {counts.size - 1}."
+            f"choose_cutoffs: clusters is {clusters}, expected 0 to {counts.size - 1}, each with a word."
         )
-    least_values = dict(width=(width, 1), div_value=(div_value, 1), logit_cost=(logit_cost, 0))
-    for name, (value, least) in least_values.items():
-        if value < least:
-            raise ValueError(f"choose_cutoffs: {name} is {value}, expected at least {least}.")
     widths = _cluster_widths(width, div_value, clusters)
 
     bounds = _boundaries(counts.size, clusters)  # [n], from 0 to V
@@ -431,38 +414,13 @@ def _boundaries(vocabulary: int, clusters: int) -> np.ndarray:
     return np.union1d(np.arange(clusters + 1), grid)
 
 
-def _check_counts(counts: np.ndarray) -> None:
-    if counts.ndim != 1 or not counts.size:
-        raise ValueError(
-            f"choose_cutoffs: counts has shape {counts.shape}, expected [V] with a word at least."
-        )
-    rises = np.flatnonzero(counts[1:] > counts[:-1])
-    if rises.size:
-        at = int(rises[0])
-        raise ValueError(
-            f"choose_cutoffs: counts must not increase, but word {at} occurs {counts[at]} "
-            f"times and word {at + 1} {counts[at + 1]} times: number the words by falling "
-            "frequency."
-        )
-    if counts[-1] < 0 or not counts[0] > 0:
-        raise ValueError(
-            "choose_cutoffs: counts must be zero or more, and not all zero; got "
-            f"{counts[0]} down to {counts[-1]}."
-        )
-
-
 def _check_cutoffs(cutoffs: tuple[int, ...], vocabulary: int) -> None:
-    for before, cutoff in zip((0, *cutoffs), cutoffs, strict=False):
-        if not 0 < cutoff < vocabulary:
-            raise ValueError(
-                f"AdaptiveVocabulary: cutoff {cutoff} of {tuple(cutoffs)} is not within "
-                f"(0, {vocabulary}); the vocabulary's size itself is left out."
-            )
-        if cutoff <= before:
-            raise ValueError(
-                f"AdaptiveVocabulary: cutoffs {tuple(cutoffs)} must increase, but {before} "
-                f"is followed by {cutoff}."
-            )
+    bounds = (0, *cutoffs, vocabulary)
+    if any(after <= before for before, after in itertools.pairwise(bounds)):
+        raise ValueError(
+            f"AdaptiveVocabulary: cutoffs is {tuple(cutoffs)}, expected increasing numbers above 0 and below "
+            f"the vocabulary, {vocabulary}."
+        )
 
 
 def _cluster_widths(width: int, div_value: int, clusters: int) -> tuple[int, ...]:

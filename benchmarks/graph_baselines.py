@@ -10,7 +10,7 @@ import jax
 
 from jaxnas.choice import Choice
 from jaxnas.space import Space
-from jaxnas.supernets.graph_operations import Dropout, GATConv, GCNConv, union
+from jaxnas.supernets.graph_operations import Dropout, GCNConv, GeoLayer, union
 
 
 class GCN(nn.Module):
@@ -69,8 +69,8 @@ class GAT(nn.Module):
         x, graph = union(inputs)
         x = Dropout(self.dropout)(x, train=train)
         drops = {"dropout": self.dropout, "sum_dropout": self.dropout}
-        first = GATConv(self.num_heads * self.features, self.num_heads, name="first", **drops)
+        first = GeoLayer(self.num_heads * self.features, "gat", self.num_heads, name="first", **drops)
         x = nn.elu(first(x, graph, train=train))  # [G * N, heads * features]
         x = Dropout(self.dropout)(x, train=train)
-        last = GATConv(self.num_classes, self.last_heads, merge="mean", name="last", **drops)
+        last = GeoLayer(self.num_classes, "gat", self.last_heads, merge="mean", name="last", **drops)
         return last(x, graph, train=train).reshape(*inputs["node_mask"].shape, self.num_classes)
