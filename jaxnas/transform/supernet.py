@@ -19,6 +19,7 @@ from jaxnas.elastic.width import Table, Width, combine, constant, joint, width
 from jaxnas.inputs import specification
 from jaxnas.space import Arch, Space
 from jaxnas.tensors import Path, unflatten
+from jaxnas.testing import check_network
 from jaxnas.transform import regions, turns
 from jaxnas.transform.by_turn import ByTurn, mask_of_width, runs_of_width, size_of_mask
 from jaxnas.transform.counts import Products, gate_of
@@ -44,6 +45,7 @@ def supernet(
     decisions: Mapping[str, Choice] | None = None,
     shared: Sequence[str] = (),
     form: Form = "auto",
+    verify: bool = True,
 ) -> Supernet:
     """Makes a supernet of an analyzed network.
 
@@ -58,6 +60,8 @@ def supernet(
       form: "masked" runs everything at full sizes, with masks; "switch" at active sizes, in switches over
         segments such as an attention or an MLP, which takes longer to compile; "auto" takes "switch" where
         random architectures have less than 85 % (CPU) or 50 % (accelerators) of the largest one's products.
+      verify: compare a few architectures with their extracted networks, see `jaxnas.testing.check_network`.
+        `training.fit` then has nothing to compare.
 
     Returns:
       A network with a `space`, called as `net.apply(variables, inputs, arch)`. Decisions of a space that the
@@ -65,7 +69,7 @@ def supernet(
 
     Raises:
       ValueError: a name that the module's own space has, a pattern that matches nothing, sizes that a group
-        cannot have, or a module that cannot be skipped.
+        cannot have, a module that cannot be skipped, or a group whose extracted network differs.
     """
     own = {} if groups.model.space is None else groups.model.space.choices
     if both := [name for name in own if name in choices or name in (decisions or {})]:
@@ -74,7 +78,10 @@ def supernet(
             "another pattern."
         )
     named, places = places_of(groups, choices, {**own, **(decisions or {})}, shared)
-    return in_form(Supernet(groups, Space(**named), places, "masked"), form)
+    net = in_form(Supernet(groups, Space(**named), places, "masked"), form)
+    if verify:
+        check_network(net, groups.inputs)
+    return net
 
 
 def in_form(net: Supernet, form: Form) -> Supernet:
@@ -148,9 +155,12 @@ class Supernet:
     def sizes(self) -> dict[str, Any]:
         """The sizes of the groups of one architecture, and 0 or 1 of modules that may be skipped.
 
-        What a scan has by turn is a tuple.
+        What a scan has by turn is a tuple. Decisions of the module itself have the values of their options.
         """
         found: dict[str, Any] = {group.name: group.size for group in self.groups}
+        if full := self.groups.model.space:
+            decided = self.space.to_dict(static(self.space))
+            found |= {name: decided.get(name) for name in full}
         for place in self.places:
             now = place.table(self.space).maximum
             before = found[place.name] if place.turn else ()

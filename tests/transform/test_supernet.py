@@ -1,6 +1,7 @@
 """Networks that know nothing of jaxnas as supernets: extraction, gradients, costs, files, mistakes."""
 
 import dataclasses
+import sys
 
 import flax.linen as nn
 import jax
@@ -490,6 +491,24 @@ def test_the_largest_option_may_be_smaller_than_the_group(form):
     arch = net.space.largest()
     assert jaxnas.extract(net, variables, arch, verify=IMAGES).error < 1e-5
     close(net.apply(variables, IMAGES, net.space.soften(arch)), net.apply(variables, IMAGES, arch))
+
+
+def test_a_group_that_differs_is_named(monkeypatch):
+    def two(variables, x):
+        hidden, taken = jnp.tanh(x @ variables["hidden"]), x @ variables["largest"]
+        return hidden @ variables["out"] - jnp.max(-jnp.square(taken), axis=-1, keepdims=True)
+
+    shapes = {"hidden": (5, 8), "largest": (5, 8), "out": (8, 3)}
+    variables = {name: jnp.ones(shape) for name, shape in shapes.items()}
+    groups = jaxnas.analyze(two, variables, ROWS)
+    assert len(groups) == 2
+    choices = {"*": Choice(2, 8)}
+    jaxnas.supernet(groups, choices, form="masked")
+    evaluate = sys.modules["jaxnas.transform.evaluate"]
+    monkeypatch.setattr(evaluate, "_with_neutral", lambda op, values, state, sizes: values)
+    with pytest.raises(ValueError, match="; largest/hidden differs by itself"):
+        jaxnas.supernet(groups, choices, form="masked")
+    assert jaxnas.supernet(groups, choices, form="masked", verify=False).space.cardinality == 4
 
 
 MISTAKES = {
