@@ -32,7 +32,7 @@ class _Values:
     inputs: Any = dataclasses.field(compare=False)
 
 
-def check_network(net: nn.Module, inputs: Any) -> None:
+def check_network(net: Any, inputs: Any) -> None:
     """Checks that a network agrees with its extracted networks.
 
     The smallest, the largest and two random architectures are extracted by shape, and their parameters and
@@ -257,13 +257,14 @@ def _check_outputs(net: nn.Module, small: nn.Module, values: Any, recorded: Anno
     error = difference(name, *_once(run, *given))
     if error is None or error <= tolerance:
         return
-    if isinstance(net, nn.Module):
-        where = _where(run, given, tolerance)
-    else:
-        where = _which(net, stored, inputs, recorded, tolerance)
-    raise ValueError(
+    differs = (
         f"{name} at the architecture {net.space.to_dict(arch)} differs from its extracted network by "
-        f"{error:.2g} (relative, with random variables){where}. Activations are "
+        f"{error:.2g} (relative, with random variables)"
+    )
+    if not isinstance(net, nn.Module):
+        raise ValueError(f"{differs}{_which(net, stored, inputs, recorded, tolerance)}.")
+    raise ValueError(
+        f"{differs}{_where(run, given, tolerance)}. Activations are "
         "stored at their largest width with zeros behind the active channels. What joins an elastic axis "
         "with another (a reshape, a concatenation) or reads all of it (a softmax, a mean, a norm, a table) "
         "must run at the active size: in a layer of jaxnas.elastic, as LayerNorm, or in a function that "
@@ -306,8 +307,9 @@ def _where(run: Callable[..., Any], given: Any, tolerance: float) -> str:
 
 
 def _which(net: Any, stored: Any, inputs: Any, recorded: Annotations, tolerance: float) -> str:
-    """Names a decision of a network of `jaxnas.supernet` that is wrong by itself; empty if none is."""
+    """Names the groups of a transformed network that differ when one decision alone is not the largest."""
     largest = {key: np.asarray(value) for key, value in net.space.largest().items()}
+    places = net.described()["places"] if hasattr(net, "described") else {}
     for key, value in largest.items():
         for place in np.ndindex(value.shape):
             arch = {**largest, key: np.array(value)}
@@ -317,7 +319,9 @@ def _which(net: Any, stored: Any, inputs: Any, recorded: Annotations, tolerance:
             outputs = _once(lambda v, x, arch=arch: net.apply(v, x, arch), unflatten(stored), inputs)
             error = difference(type(net).__name__, outputs, _once(small.apply, part, inputs))
             if error is not None and error > tolerance:
-                return f"; {key}{list(place) or ''} differs by itself, so leave it out"
+                element = key, next(iter(place), None)
+                names = [name for name, one in places.items() if element in one["decisions"]]
+                return f"; {' and '.join(names) or key} differs by itself: leave it out of the choices"
     return ""
 
 

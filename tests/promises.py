@@ -10,6 +10,7 @@ from jax.extend.core import jaxprs_in_params
 from test_cost import lower, xla_macs
 
 import jaxnas
+from jaxnas.tensors import flatten, unflatten
 
 
 def check_extracted(net, variables, arch, inputs, tolerance=1e-5, macs=True):
@@ -26,6 +27,21 @@ def check_extracted(net, variables, arch, inputs, tolerance=1e-5, macs=True):
 def check_zero_tail(found, expected):
     """P2: what is 0 in the active part alone is 0 exactly."""
     jax.tree.map(lambda a, b: np.testing.assert_array_equal(a[b == 0], 0), found, expected)
+
+
+def poisoned(variables, masks, value):
+    """P2 of transformed networks: variables with some value in entries that an architecture doesn't use.
+
+    Args:
+      variables: by collection.
+      masks: of the used entries, by collection and path.
+      value: NaN where nothing may be read; a number where derivatives may multiply it by zero.
+    """
+    found = flatten(variables)
+    for path, x in found.items():
+        if jnp.issubdtype(x.dtype, jnp.inexact):
+            found[path] = jnp.where(jnp.asarray(masks[path]), x, jnp.asarray(value, x.dtype))
+    return unflatten(found)
 
 
 def positive_variables(module, *inputs, **options):

@@ -173,7 +173,7 @@ class Prunable:
         groups = analyze(module, variables, inputs)
         choices = self._choices(module, groups.groups)
         decisions = {} if choices else {"checkpoint": Choice("whole")}
-        made = supernet(groups, choices, decisions=decisions, form=self.form)
+        made = supernet(groups, choices, decisions=decisions, form=self.form, verify=False)
         deployment = None
         if isinstance(module, Decoder):
             deployment = self.batch, self.length or jax.tree.leaves(inputs)[0].shape[1]

@@ -68,9 +68,10 @@ class ByTurn:
         masks, products = {}, {}
         for group in self.groups:
             own = self._each(widths, group.name)
-            masks[group.atom] = _of_turns(lambda w, n=group.size: mask_of_width(w, n, False), own)
+            centered = group.kind == "kernel"
+            masks[group.atom] = _of_turns(lambda w, n=group.size, c=centered: mask_of_width(w, n, c), own)
             stacked = _stacked(own)
-            if switched and stacked is not None and not stacked.is_fixed:
+            if switched and not centered and stacked is not None and not stacked.is_fixed:
                 products[group.atom] = stacked
         gates = tuple(_of_turns(runs_of_width, self._each(widths, name)) for name, _, _ in self.modules)
         row = Row({atom: size_of_mask(mask) for atom, mask in masks.items()}, masks, products, gates)

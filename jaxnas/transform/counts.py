@@ -13,7 +13,7 @@ from jaxnas.transform import regions
 from jaxnas.transform.by_turn import ByTurn
 from jaxnas.transform.program import Operation, Program
 from jaxnas.transform.specs import table_of
-from jaxnas.transform.ties import Layout, Leaf, atoms_of
+from jaxnas.transform.ties import Layout, atoms_of
 
 
 def gate_of(op: Operation, gates: dict[str, Table]) -> Table:
@@ -29,14 +29,13 @@ class Products:
     Attributes:
       layouts: of all arrays.
       net: the supernet.
-      scans, borders: see there.
+      scans: see there.
       runs: which branch of a `cond` runs, by its identity.
     """
 
     layouts: Any
     net: Any
     scans: dict[int, ByTurn]
-    borders: Any
     runs: Any
 
     def count(self, program: Program, turn: int | None) -> list[Table]:
@@ -68,11 +67,11 @@ class Products:
                     inner = [(op.eqn.params["length"], gate, table) for _, _, table in inner]
                 found += [combine(lambda on, n, t=times: on * n * t, on, table) for times, on, table in inner]
             elif op.name in products.PRODUCTS or op.name in products.SPARSE:
-                found.append(combine(operator.mul, gate, _product(op, self.layouts, tables, self.borders)))
+                found.append(combine(operator.mul, gate, _product(op, self.layouts, tables)))
         return found
 
 
-def _product(op: Operation, layouts: Any, tables: dict[int, Table], borders: Any) -> Table:
+def _product(op: Operation, layouts: Any, tables: dict[int, Table]) -> Table:
     """The multiply-accumulates of one product: the count at full size, with its elastic factors exchanged."""
     full = products.total(_alone(op.eqn)).least
     factors: list[Layout] = list(layouts[op.outs[0]])
@@ -80,8 +79,7 @@ def _product(op: Operation, layouts: Any, tables: dict[int, Table], borders: Any
         contracted = op.eqn.params["dimension_numbers"][0][0]
         factors += [layouts[op.ins[0]][place] for place in contracted]
     elif op.name == "conv_general_dilated":
-        factors.append(layouts[op.ins[1]][op.eqn.params["dimension_numbers"].rhs_spec[1]])
-        factors += [(Leaf(atom, size),) for atom, size in borders.get(id(op), ()) if size]
+        factors += [layouts[op.ins[1]][place] for place in op.eqn.params["dimension_numbers"].rhs_spec[1:]]
     elastic = [x for x in factors if atoms_of(x).keys() & tables.keys()]
     whole = math.prod(math.prod(factor.size for factor in layout) for layout in elastic)
     sizes = [table_of(layout, tables) for layout in elastic]

@@ -94,7 +94,7 @@ def _parts(program: Program, start: int, stop: int, sizes: Sizes) -> Sequence[Op
     if sizes.widths is None:
         return operations
     behind = [one for op in program.operations[stop:] for one in op.ins]
-    masked = frozenset(sizes.sizes) - sizes.widths.keys()
+    masked = frozenset(sizes.sizes) - sizes.widths.keys() - sizes.kernels  # which come with zeros
     return segments(operations, [*behind, *program.outputs], sizes.layouts, sizes.widths, masked)
 
 
@@ -377,13 +377,14 @@ def _resized(op: Operation, values: list[Any], sizes: Sizes) -> dict[str, Any]:
         if parameters["feature_group_count"] > 1:
             channels = values[0].shape[numbers.lhs_spec[1]]
             parameters["feature_group_count"] = channels // values[1].shape[numbers.rhs_spec[1]]
-        if borders := sizes.borders.get(id(op)):
-            parameters["padding"] = tuple(
-                (low - less * dilation, high - less * dilation)
-                for (low, high), less, dilation in zip(
-                    parameters["padding"], borders, parameters["rhs_dilation"], strict=True
-                )
+        kernel = sizes.layouts[op.array(1)]
+        borders = [(size_of(kernel[i], {}) - sizes.size(kernel[i])) // 2 for i in numbers.rhs_spec[2:]]
+        parameters["padding"] = tuple(
+            (low - less * dilation, high - less * dilation)
+            for (low, high), less, dilation in zip(
+                parameters["padding"], borders, parameters["rhs_dilation"], strict=True
             )
+        )
     return parameters
 
 
@@ -474,10 +475,12 @@ def _unrolled(op: Operation, values: list[Any], sizes: Sizes, turns: Turns) -> l
         ]
         rows = [None if x is None else jnp.squeeze(x, 0) for x in rows]
         results = run(body, [*given, *carry, *rows], [NONE] * len(values), at)
-        carry, made[turn] = results[:carries], [x[None] for x in results[carries:]]
-    every = list(zip(*(made[turn] for turn in turns.kept), strict=True))
-    apart = [bool(_atoms(sizes.layouts[out]) & sizes.axis_of.keys()) for out in op.outs[carries:]]
-    return [*carry, *(x if own else jnp.concatenate(x) for x, own in zip(every, apart, strict=True))]
+        carry, made[turn] = results[:carries], [None if x is None else x[None] for x in results[carries:]]
+    for place, out in enumerate(op.outs[carries:]):
+        rows = tuple(made[turn][place] if turn in made else None for turn in range(len(turns.rows)))
+        apart = _atoms(sizes.layouts[out]) & sizes.axis_of.keys()
+        carry.append(rows if apart else jnp.concatenate([x for x in rows if x is not None]))
+    return carry
 
 
 def _atoms(layouts: tuple[Layout, ...]) -> Atoms:

@@ -233,8 +233,7 @@ class Groups:
                     f"inputs {inputs}, and not with {self.inputs}. Analyze the network with inputs of "
                     "this shape."
                 )
-        kernels = {group.atom for group in self if group.kind == "kernel"}
-        for base in known.keys() - elastic.keys() - kernels:  # axes that keep their size, as turns of a scan
+        for base in known.keys() - elastic.keys():  # axes that keep their size, as turns of a scan
             now = trace.ties.factors([known[base]])
             if len(now) == 1:
                 renamed.setdefault(now[0], base)

@@ -16,9 +16,11 @@ import numpy as np
 from jax import lax
 
 from jaxnas.inputs import describe, specification
+from jaxnas.space import Arch
 from jaxnas.transform import regions, turns
 from jaxnas.transform.evaluate import bind
 from jaxnas.transform.groups import Group, Groups, Traced, paths
+from jaxnas.transform.own import covering
 from jaxnas.transform.program import Constant, Operation, Program
 from jaxnas.transform.rules import CUMULATIVE
 from jaxnas.transform.sizes import place_of
@@ -51,7 +53,8 @@ def order(
     read the group, each normalized to a mean of one. Of a group that none reads, the weights that have it
     count. A group stays as it is where positions matter: kernels, and axes that the network enumerates, sorts
     or accumulates along, or has constants or random numbers of, as the angles of rotary embeddings. A group
-    that has a size by turn of a scan has an order by turn, too.
+    that has a size by turn of a scan has an order by turn, too. Decisions of a module's own, as in a
+    `jaxnas.elastic.Mixture`, take each of their options once on each batch.
 
     Args:
       net: a supernet of `jaxnas.supernet`.
@@ -68,12 +71,11 @@ def order(
       Variables of the same structure.
 
     Raises:
-      ValueError: a module with decisions of its own, missing batches or loss, batches or variables of another
-        structure, scores of another shape or that are not finite, or a network that is another function
-        afterwards, by more than 1e-5 of its largest output (.02 in half precision).
+      ValueError: missing batches or loss, batches or variables of another structure, scores of another shape
+        or that are not finite, or a network that is another function afterwards, by more than 1e-5 of its
+        largest output (.02 in half precision).
     """
     groups = net.groups
-    _check_plain(groups)
     arrays, pairs = groups.arrays(variables), _pairs(groups, batches, by, loss)
     moved = {place.name for place in net.places} - _bound(groups)
     chosen = [group for group in groups if group.name in moved]
@@ -99,15 +101,6 @@ def order(
     return ordered
 
 
-def _check_plain(groups: Groups) -> None:
-    """Refuses a module with decisions of its own, of which no one program tells what counts."""
-    if groups.model.space is not None:
-        raise ValueError(
-            f"{groups.model.name} has decisions of its own, {', '.join(groups.model.space)}: expected a "
-            "network that runs whole. Train the supernet without an order."
-        )
-
-
 def rank_modules(
     net: Supernet | Groups, variables: Any, batches: Iterable[Any], modules: str | Sequence[str]
 ) -> tuple[str, ...]:
@@ -126,18 +119,17 @@ def rank_modules(
       The names, largest change first; of equal ones the first stays first. "layers[2]" is a turn of a scan.
 
     Raises:
-      ValueError: a module with decisions of its own, no batches, batches or variables of another structure,
-        or a module that has no input of the shape of its output.
+      ValueError: no batches, batches or variables of another structure, or a module that has no input of the
+        shape of its output.
     """
     groups = net.groups if isinstance(net, Supernet) else net
-    _check_plain(groups)
     arrays, pairs = groups.arrays(variables), _pairs(groups, batches, "activations", None)
     traced = groups.traced(groups.inputs, False)
     given = [modules] if isinstance(modules, str) else modules
     places = {key: place for one in given for key, place in turns.modules(traced, one).items()}
     names = list(dict.fromkeys(name for name, _ in places.values()))
 
-    def influence(arrays: list[Any], inputs: Any) -> list[jax.Array]:
+    def influence(arrays: list[Any], inputs: Any, own: Arch) -> list[jax.Array]:
         traced = groups.traced(specification(inputs), False)
         elastic = {group.atom for group in groups}
         streams = [(name, regions.region_of(traced, name)[1].outs[0]) for name in names]
@@ -151,11 +143,12 @@ def rank_modules(
                     found.append((name, change.mean()))
             return found
 
-        seen = dict(_walk_all(traced, arrays, inputs, see))
+        seen = dict(_walk_all(traced, arrays, inputs, own, see))
         return [(seen[name] if turn is None else seen[name][turn]).mean() for name, turn in places.values()]
 
     compiled = jax.jit(influence)
-    changes = np.sum([compiled(arrays, inputs) for inputs, _ in pairs], axis=0)
+    decided = covering(groups.model.space)
+    changes = np.sum([compiled(arrays, inputs, own) for inputs, _ in pairs for own in decided], axis=0)
     return tuple(list(places)[i] for i in np.argsort(-changes, kind="stable"))
 
 
@@ -225,7 +218,7 @@ def _scores(
     """The score of each position of groups, by their atoms; by turn where there is a scan."""
     atoms = set(scans)
 
-    def read(arrays: list[Any], inputs: Any, by: str) -> dict[tuple[int, int], jax.Array]:
+    def read(arrays: list[Any], inputs: Any, own: Arch, by: str) -> dict[tuple[int, int], jax.Array]:
         """The squares of scores, of what contractions read of groups."""
         traced = groups.traced(specification(inputs), False)
         every: Numbered = traced.layouts
@@ -246,7 +239,7 @@ def _scores(
                         found += side if (one in varying) == (by == "activations") else []
             return found
 
-        seen = _walk_all(traced, arrays, inputs, see)
+        seen = _walk_all(traced, arrays, inputs, own, see)
         missing = atoms - {atom for atom, _ in seen}
         for x, (path, layouts) in zip(arrays, groups.layouts.items(), strict=True):
             for axis, layout in enumerate(layouts if path[0] == "params" else ()):
@@ -254,31 +247,38 @@ def _scores(
                     scan = scans[atom]
                     along = -1 if scan is None else place_of(scan.axis, layouts)
                     rows = [x] if along < 0 else jnp.split(x, x.shape[along], along)
-                    own = [[y**2 for a, y in _spread(_along(row, axis), layout) if a == atom] for row in rows]
-                    seen += [(atom, jnp.stack(x) if along >= 0 else x[0]) for x in zip(*own, strict=True)]
+                    sums = [
+                        [y**2 for a, y in _spread(_along(row, axis), layout) if a == atom] for row in rows
+                    ]
+                    seen += [(atom, jnp.stack(x) if along >= 0 else x[0]) for x in zip(*sums, strict=True)]
         return {(number, atom): x for number, (atom, x) in enumerate(seen)}
 
-    def first_order(arrays: list[Any], inputs: Any, targets: Any) -> dict[tuple[int, int], jax.Array]:
+    def first_order(
+        arrays: list[Any], inputs: Any, own: Arch, targets: Any
+    ) -> dict[tuple[int, int], jax.Array]:
         learned = [
             p[0] == "params" and jnp.issubdtype(x.dtype, jnp.inexact) for p, x in groups.shapes.items()
         ]
 
         def objective(some: list[Any]) -> jax.Array:
             rest = iter(some)
-            every = [next(rest) if own else x for x, own in zip(arrays, learned, strict=True)]
-            return loss(_call(groups, every, inputs), targets)
+            every = [next(rest) if moves else x for x, moves in zip(arrays, learned, strict=True)]
+            return loss(_call(groups, every, inputs, own), targets)
 
-        gradients = iter(jax.grad(objective)([x for x, own in zip(arrays, learned, strict=True) if own]))
-        terms = [x * next(gradients) if own else x for x, own in zip(arrays, learned, strict=True)]
-        return read(terms, inputs, "weights")
+        gradients = iter(jax.grad(objective)([x for x, moves in zip(arrays, learned, strict=True) if moves]))
+        terms = [x * next(gradients) if moves else x for x, moves in zip(arrays, learned, strict=True)]
+        return read(terms, inputs, own, "weights")
 
     if by == "weights":
         pairs = [(_zeros(groups), None)]
-    one = jax.jit(first_order if by == "taylor" else lambda arrays, inputs, _: read(arrays, inputs, by))
+    one = jax.jit(
+        first_order if by == "taylor" else lambda arrays, inputs, own, _: read(arrays, inputs, own, by)
+    )
     totals: dict[tuple[int, int], Any] = {}
     for inputs, targets in pairs:
-        for key, x in one(arrays, inputs, targets).items():
-            totals[key] = totals.get(key, 0) + x
+        for own in covering(groups.model.space):
+            for key, x in one(arrays, inputs, own, targets).items():
+                totals[key] = totals.get(key, 0) + x
     scores = {atom: np.zeros(()) for atom in atoms}
     for (_, atom), x in totals.items():
         scan = scans[atom]
@@ -306,10 +306,10 @@ def _change(x: jax.Array, y: jax.Array, axes: Iterable[int]) -> jax.Array:
     return 1 - (x * y).sum(along) / jnp.maximum(norms, jnp.finfo(jnp.float32).tiny)
 
 
-def _walk_all(traced: Traced, arrays: Sequence[Any], inputs: Any, see: See) -> Seen:
+def _walk_all(traced: Traced, arrays: Sequence[Any], inputs: Any, own: Arch, see: See) -> Seen:
     rows = [*jax.tree.leaves(inputs), jax.random.key(0)]
-    varies = [False] * len(arrays) + [True] * len(rows)
-    return _walk(traced.program, [*arrays, *rows], varies, traced.trace.constants, see)[1]
+    varies = [False] * len(arrays) + [True] * len(rows) + [False] * len(own)
+    return _walk(traced.program, [*arrays, *rows, *own.values()], varies, traced.trace.constants, see)[1]
 
 
 def _walk(
@@ -326,8 +326,8 @@ def _walk(
         inputs.
 
     Returns:
-      The results, and all that `see` gives; within a scan, with its turns in front. What is in branches and
-      in `while` is not seen.
+      The results, and all that `see` gives; within a scan, with its turns in front. What is in a branch that
+      is not taken is zero, and what is in `while` is not seen.
     """
     values = {**constants, **dict(zip(program.inputs, arguments, strict=True))}
     data = {number for number, own in zip(program.inputs, varies, strict=True) if own}
@@ -341,6 +341,9 @@ def _walk(
             results, inner = _walk(op.bodies[0], given, varying, constants, see)
         else:
             results, inner = bind(op, given, op.eqn.params), []
+            for branch, body in enumerate(op.bodies if op.name == "cond" else ()):
+                _, own = _walk(body, given[1:], varying[1:], constants, see)
+                inner += [(name, jnp.where(given[0] == branch, x, 0)) for name, x in own]
         values.update(zip(op.outs, results, strict=True))
         if any(varying):
             data.update(op.outs)
@@ -424,9 +427,12 @@ def _check_same(
 ) -> None:
     """Compares the full network with the ordered one, and says by which group it differs."""
     with jax.default_matmul_precision("highest"):
-        call = jax.jit(lambda arrays: jax.tree.leaves(_call(groups, arrays, inputs)))
+        one, decided = jax.jit(lambda x, own: _call(groups, x, inputs, own)), covering(groups.model.space)
         half = groups.traced(specification(inputs), False).half_precision
         tolerance = 2e-2 if half else 1e-5
+
+        def call(arrays: list[Any]) -> list[Any]:
+            return jax.tree.leaves([one(arrays, own) for own in decided])
 
         expected = call(before)
 
@@ -452,9 +458,9 @@ def _difference(x: Any, y: Any) -> float:
     return float(np.abs(x[x != y] - y[x != y]).max(initial=0) / scale)
 
 
-def _call(groups: Groups, arrays: Sequence[Any], inputs: Any) -> Any:
+def _call(groups: Groups, arrays: Sequence[Any], inputs: Any, own: Arch) -> Any:
     variables = jax.tree.unflatten(jax.tree.structure(groups.model.variables), arrays)
-    return groups.model.call(variables, inputs, jax.random.key(0), False)[0]
+    return groups.model.call(variables, inputs, jax.random.key(0), False, *([own] if own else []))[0]
 
 
 def _zeros(groups: Groups, key: jax.Array | None = None) -> Any:

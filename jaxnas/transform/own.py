@@ -52,6 +52,20 @@ def own_arch(full: Space, now: Space, arch: Arch | None) -> dict[str, Any]:
     }
 
 
+def covering(full: Space | None) -> list[dict[str, Any]]:
+    """Hard decisions that take each option of a module's own space once; [{}] of a module without one."""
+    choices = {} if full is None else full.choices
+    counts = {name: [len(x.options_at(i)) for i in range(x.length or 1)] for name, x in choices.items()}
+    most = max((count for row in counts.values() for count in row), default=1)
+    return [
+        {
+            name: np.array([k % n for n in row], np.int32).reshape(choices[name].shape)
+            for name, row in counts.items()
+        }
+        for k in range(most)
+    ]
+
+
 def _among(full: Choice, now: Choice, value: Any, lib: Any) -> Any:
     """Indices, or weights, of the options of one choice among those of another one that has more."""
     length = full.length or 1

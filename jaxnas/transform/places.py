@@ -188,10 +188,6 @@ def _positions(
         return [(match, None, number) for number, match in enumerate(matches)]
     found = []
     for match in matches:
-        if match.kind == "kernel":
-            raise ValueError(
-                f"{pattern!r}: a kernel has one size in all turns; got a choice for each of {length}."
-            )
         try:
             scan, _ = (turns.scan_of(groups.traced(groups.inputs, x), match.atom) for x in (False, True))
         except ValueError as error:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from jaxnas.choice import nearest
 from jaxnas.transform.groups import Traced
-from jaxnas.transform.program import Operation, Program, Value
+from jaxnas.transform.program import MOVES, Operation, Program, Value
 from jaxnas.transform.sizes import Region
 
 
@@ -91,8 +91,8 @@ def _region(traced: Traced, program: Program, module: str, places: list[int]) ->
     used: set[Value] = {one for op in program.operations[stop:] for one in op.ins} | set(program.outputs)
     outs = [out for out in made if out in used]
     variables = set(program.inputs) if program is traced.program else set()
-    stored = dict(zip(_updates(traced), (program.inputs[i] for i in traced.updated), strict=True))
-    results = [out for out in outs if program is not traced.program or out not in stored]
+    stored = _stored(traced, program)
+    results = [out for out in outs if out not in stored]
     if len(results) != 1:
         raise ValueError(f"{module} cannot be skipped: it has {len(results)} results, where one is expected.")
     (result,) = results
@@ -112,6 +112,23 @@ def _region(traced: Traced, program: Program, module: str, places: list[int]) ->
     return Region(start, stop, tuple((out, stored.get(out, sources[0])) for out in outs))
 
 
-def _updates(traced: Traced) -> tuple[Value, ...]:
-    count = len(traced.program.outputs) - len(traced.updated)
-    return traced.program.outputs[count:]
+def _stored(traced: Traced, program: Program) -> dict[Value, Value]:
+    """The updated variables that a program makes, each with its value before; in a scan, of one turn."""
+    main = traced.program
+    count = len(main.outputs) - len(traced.updated)
+    before = [main.inputs[place] for place in traced.updated]
+    pairs: dict[Value, Value] = dict(zip(main.outputs[count:], before, strict=True))
+    if program is main:
+        return pairs
+    made: dict[Value, Operation] = {out: op for op in main.operations for out in op.outs}
+    found: dict[Value, Value] = {}
+    for one, variable in pairs.items():
+        while one in made and made[one].name in MOVES:
+            one = made[one].ins[0]
+        if one in made and made[one].name == "scan" and made[one].bodies[0] is program:
+            scan, origin = made[one], traced.trace.origin
+            first = scan.eqn.params["num_consts"] + scan.eqn.params["num_carry"]
+            taken = zip(scan.ins[first:], program.inputs[first:], strict=True)
+            own = [number for x, number in taken if isinstance(x, int) and origin.get(x) == variable]
+            found |= {program.outputs[scan.outs.index(one)]: number for number in own[:1]}
+    return found

@@ -15,6 +15,7 @@ from jax import lax
 
 from jaxnas.elastic.width import Width
 from jaxnas.transform.program import Constant, Value
+from jaxnas.transform.specs import active_part
 from jaxnas.transform.ties import Layout, atoms_of, mask_of, size_of
 
 Atoms = frozenset[int]
@@ -76,9 +77,8 @@ class Sizes:
       masks: of elastic atoms, bool or float [full size]; None at small shapes.
       gates: of regions, by the identity of the program that they are in, outermost first: bool, or the
         probability that the region runs.
-      borders: by the identity of an operation, by how much the kernel of a convolution is smaller on each
-        side, for each spatial axis.
       constants: arrays that the functions close over.
+      kernels: the atoms of kernels of convolutions, whose active part is their center.
       widths: of elastic atoms, in the form `switch`.
       switched_gates: of regions, in the form `switch`.
       turns: by the identity of a scan. Outside of it, what has an atom by turn has an axis of turns, too.
@@ -88,8 +88,8 @@ class Sizes:
     sizes: Mapping[int, Any]
     masks: Mapping[int, Any] | None
     gates: Mapping[int, list[tuple[Region, Any]]]
-    borders: Mapping[int, tuple[int, ...]]
     constants: Mapping[int, Any]
+    kernels: Atoms = NONE
     widths: Mapping[int, Width] | None = None
     switched_gates: Mapping[Region, Width] = dataclasses.field(default_factory=dict)
     turns: Mapping[int, Turns] = dataclasses.field(default_factory=dict)
@@ -119,7 +119,10 @@ class Sizes:
         """The active positions of an axis at small sizes, bool [full size]."""
         full = atoms_of(layout)
         kept = {turns.axis: turns.kept for turns in self.turns.values()}
-        masks = {atom: np.arange(full[atom]) < self.sizes[atom] for atom in self.elastic(layout)}
+        masks = {
+            atom: active_part(full[atom], self.sizes[atom], atom in self.kernels, np)
+            for atom in self.elastic(layout)
+        }
         masks |= {a: np.isin(np.arange(full[a]), kept[a]) for a in masks.keys() & kept.keys()}
         return mask_of(layout, masks)
 

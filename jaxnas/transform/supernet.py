@@ -19,6 +19,7 @@ from jaxnas.elastic.width import Table, Width, combine, constant, joint, width
 from jaxnas.inputs import specification
 from jaxnas.space import Arch, Space
 from jaxnas.tensors import Path, unflatten
+from jaxnas.testing import check_network
 from jaxnas.transform import regions, turns
 from jaxnas.transform.by_turn import ByTurn, mask_of_width, runs_of_width, size_of_mask
 from jaxnas.transform.counts import Products, gate_of
@@ -44,6 +45,7 @@ def supernet(
     decisions: Mapping[str, Choice] | None = None,
     shared: Sequence[str] = (),
     form: Form = "auto",
+    verify: bool = True,
 ) -> Supernet:
     """Makes a supernet of an analyzed network.
 
@@ -58,6 +60,8 @@ def supernet(
       form: "masked" runs everything at full sizes, with masks; "switch" at active sizes, in switches over
         segments such as an attention or an MLP, which takes longer to compile; "auto" takes "switch" where
         random architectures have less than 85 % (CPU) or 50 % (accelerators) of the largest one's products.
+      verify: compare a few architectures with their extracted networks, see `jaxnas.testing.check_network`.
+        `training.fit` then has nothing to compare.
 
     Returns:
       A network with a `space`, called as `net.apply(variables, inputs, arch)`. Decisions of a space that the
@@ -65,7 +69,7 @@ def supernet(
 
     Raises:
       ValueError: a name that the module's own space has, a pattern that matches nothing, sizes that a group
-        cannot have, or a module that cannot be skipped.
+        cannot have, a module that cannot be skipped, or a group whose extracted network differs.
     """
     own = {} if groups.model.space is None else groups.model.space.choices
     if both := [name for name in own if name in choices or name in (decisions or {})]:
@@ -74,7 +78,10 @@ def supernet(
             "another pattern."
         )
     named, places = places_of(groups, choices, {**own, **(decisions or {})}, shared)
-    return in_form(Supernet(groups, Space(**named), places, "masked"), form)
+    net = in_form(Supernet(groups, Space(**named), places, "masked"), form)
+    if verify:
+        check_network(net, groups.inputs)
+    return net
 
 
 def in_form(net: Supernet, form: Form) -> Supernet:
@@ -148,9 +155,12 @@ class Supernet:
     def sizes(self) -> dict[str, Any]:
         """The sizes of the groups of one architecture, and 0 or 1 of modules that may be skipped.
 
-        What a scan has by turn is a tuple.
+        What a scan has by turn is a tuple. Decisions of the module itself have the values of their options.
         """
         found: dict[str, Any] = {group.name: group.size for group in self.groups}
+        if full := self.groups.model.space:
+            decided = self.space.to_dict(static(self.space))
+            found |= {name: decided.get(name) for name in full}
         for place in self.places:
             now = place.table(self.space).maximum
             before = found[place.name] if place.turn else ()
@@ -231,7 +241,7 @@ class Supernet:
         """What `jaxnas.network` asks a network for: the sizes of its variables and its products."""
         traced = self.groups.traced(inputs, False)
         runs = self._branches(traced)
-        counts = Products(traced.layouts, self, self._scans(traced), self._borders(traced), runs)
+        counts = Products(traced.layouts, self, self._scans(traced), runs)
         macs = counts.count(traced.program, None)
         specs = self._specs
         shapes = {
@@ -314,8 +324,9 @@ class Supernet:
             return {}
         return branches(traced, full, self._own_space)
 
-    def _kernel(self, name: str) -> bool:
-        return self.groups[name].kind == "kernel"
+    @functools.cached_property
+    def _kernels(self) -> frozenset[int]:
+        return frozenset(group.atom for group in self.groups if group.kind == "kernel")
 
     def _widths(self, arch: Arch | None) -> dict[tuple[str, int | None], Width]:
         """Of each place, by its name and turn."""
@@ -378,12 +389,11 @@ class Supernet:
     def _spec(self, layouts: tuple[Layout, ...], used: Sequence[Table], turn: int | None) -> LayoutSpec:
         """What a variable is made of, in one turn of a scan or outside of scans, and when it is read."""
         tables = self._tables(turn)
-        centered = frozenset(group.atom for group in self.groups if group.kind == "kernel")
         own = tuple((a, t) for a, t in tables.items() if any(a in atoms_of(x) for x in layouts))
         used = list(dict.fromkeys(used or [constant(1)]))
         gate = constant(1) if constant(1) in used else combine(lambda *x: max(x), *used)
         names = tuple("mlp" if self._hidden & atoms_of(x).keys() else None for x in layouts)
-        return LayoutSpec(layouts, own, gate, centered & {a for a, _ in own}, names)
+        return LayoutSpec(layouts, own, gate, self._kernels & {a for a, _ in own}, names)
 
     @functools.cached_property
     def _hidden(self) -> frozenset[int]:
@@ -410,34 +420,9 @@ class Supernet:
                 own.whole.append(name)
         return found
 
-    def _borders(self, traced: Traced) -> dict[int, tuple[tuple[int, int], ...]]:
-        """For each convolution with an elastic kernel, the atom and full size of each spatial axis."""
-        kernels = {
-            group.atom: group.size
-            for group in self.groups
-            if group.kind == "kernel" and any(place.name == group.name for place in self.places)
-        }
-        found = {}
-        variables = dict(zip(traced.program.inputs, self.groups.shapes, strict=False))
-        for program in regions.programs(traced.program):
-            for op in program.operations:
-                if op.name == "conv_general_dilated" and kernels:
-                    origin = traced.trace.origin.get(op.array(1))
-                    if origin in variables:
-                        layouts = self.groups.layouts[variables[origin]]
-                        spatial = [layouts[i] for i in op.eqn.params["dimension_numbers"].rhs_spec[2:]]
-                        atoms = [next(iter(atoms_of(x)), -1) for x in spatial]
-                        if any(atom in kernels for atom in atoms):
-                            found[id(op)] = tuple((atom, kernels.get(atom, 0)) for atom in atoms)
-        return found
-
     def _sizes(self, traced: Traced, widths: dict[tuple[str, int | None], Width], small: bool) -> Sizes:
         everywhere = {name: one for (name, turn), one in widths.items() if turn is None}
-        chosen = {
-            self.groups[n].atom: (w, self._kernel(n))
-            for n, w in everywhere.items()
-            if n in self.groups.groups
-        }
+        chosen = {self.groups[n].atom: w for n, w in everywhere.items() if n in self.groups.groups}
         gates: dict[int, list[tuple[Region, Any]]] = {}
         switched_gates = {}
         for name, gate in everywhere.items():
@@ -449,26 +434,24 @@ class Supernet:
         gates = {program: outermost_first(found) for program, found in gates.items()}
         scans, constants = self._scans(traced), traced.trace.constants
         if small:
-            sizes = {atom: w.maximum for atom, (w, _) in chosen.items()}
-            borders = {
-                key: tuple((full - sizes[atom]) // 2 if atom in sizes else 0 for atom, full in axes)
-                for key, axes in self._borders(traced).items()
-            }
-            made = Sizes(traced.layouts, sizes, None, gates, borders, constants)
+            sizes = {atom: w.maximum for atom, w in chosen.items()}
+            made = Sizes(traced.layouts, sizes, None, gates, constants, self._kernels)
             for one in scans.values():
                 made = one.small(made, widths)
             return made
         full = {group.atom: group.size for group in self.groups}
-        masks = {atom: mask_of_width(w, full[atom], centered) for atom, (w, centered) in chosen.items()}
+        masks = {atom: mask_of_width(w, full[atom], atom in self._kernels) for atom, w in chosen.items()}
         sizes = {atom: size_of_mask(mask) for atom, mask in masks.items()}
         hard, switched = not any(joint(w).is_soft for w in widths.values()), None
         if self.form == "switch" and hard:
-            switched = {atom: w for atom, (w, centered) in chosen.items() if not centered}
+            switched = {atom: w for atom, w in chosen.items() if atom not in self._kernels}
         by_turn = {key: one.masked(widths, switched is not None) for key, one in scans.items()}
         for one in by_turn.values():
             sizes, masks = {**sizes, **one.rows.sizes}, {**masks, **one.rows.masks}
         own_gates = {} if switched is None else switched_gates
-        return Sizes(traced.layouts, sizes, masks, gates, {}, constants, switched, own_gates, by_turn)
+        return Sizes(
+            traced.layouts, sizes, masks, gates, constants, self._kernels, switched, own_gates, by_turn
+        )
 
 
 def _of_dtype(x: jax.Array, dtype: Any) -> jax.Array:

@@ -37,7 +37,7 @@ class _AtSizes:
     def __call__(self, *operands: jax.Array, sizes: Mapping[str, int], keep: elastic.Keep) -> Any:
         local = self.local
         at = {atom: sizes[f"a{atom}"] for atom in local.atoms}
-        small = Sizes(local.layouts, at, None, {}, {}, {})
+        small = Sizes(local.layouts, at, None, {}, {})
         given = [
             joined(x, local.layouts[one], at) for one, x in zip(local.segment.ins, operands, strict=True)
         ]
@@ -64,7 +64,7 @@ class _AtSizes:
             atom: jnp.pad(masks[f"a{atom}"] > 0, (0, full[atom] - largest[atom])) for atom in local.atoms
         }
         at = {atom: mask.sum(dtype=jnp.int32) for atom, mask in active.items()}
-        sizes = Sizes(local.layouts, at, active, {}, {}, {})
+        sizes = Sizes(local.layouts, at, active, {}, {})
         given = []
         for one, x in zip(local.segment.ins, operands, strict=True):
             given.append(_whole(x, local.layouts[one]))

@@ -29,6 +29,7 @@ import jaxnas
 from jaxnas import spaces, supernets
 from jaxnas.elastic import Mixture
 from jaxnas.network import annotated
+from jaxnas.transform.declared import Declared
 
 # A shifted block, windows as large as the map, and widths of queries apart from those of the stage.
 SWIN = dict(
@@ -173,6 +174,11 @@ def test_what_an_architecture_does_not_use_is_zero_in_activations_and_gradients(
             assert not np.any(leaf[~mask]), path
             may_vanish = name in AUTOATTEND or name == "hybrid" and path[-1].endswith("bias")
             assert np.any(leaf[mask]) or not mask.any() or may_vanish, path
+        if isinstance(case.net, Declared):  # its parameters are cut, and not its activations
+            y = compiled(name)(promises.poisoned(case.variables, masks, np.nan), arch)[0]
+            assert np.array_equal(y, compiled(name)(case.variables, arch)[0])
+            same = compiled(name)(promises.poisoned(case.variables, masks, 1e3), arch)[2]
+            jax.tree.map(np.testing.assert_array_equal, flatten(same), gradient)
         for path, leaf in flatten(statistics).items():
             mask = np.broadcast_to(masks["batch_stats", *path], leaf.shape)
             np.testing.assert_array_equal(leaf[~mask], old[path][~mask])

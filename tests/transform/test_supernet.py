@@ -1,11 +1,13 @@
 """Networks that know nothing of jaxnas as supernets: extraction, gradients, costs, files, mistakes."""
 
 import dataclasses
+import sys
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+import promises
 import pytest
 import tiers
 
@@ -127,6 +129,20 @@ class Normalized(nn.Module):
         return nn.Dense(3)(layers(nn.Dense(6)(x), None)[0])
 
 
+def pictures(variables, images):
+    """A loop over convolutions."""
+
+    def layer(x, kernel):
+        with jax.named_scope("layer"):
+            y = jax.lax.conv_general_dilated(
+                x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+            )
+            return x + jnp.tanh(y), None
+
+    x, _ = jax.lax.scan(layer, images, variables["taps"])
+    return x.mean((1, 2)) @ variables["out"]
+
+
 class Unusual(nn.Module):
     """A transposed convolution, a quantized product, experts, and a scan within a scan."""
 
@@ -204,6 +220,7 @@ STACKS = {
     "layers": {name: jax.random.normal(KEY, (8, 3, 12)) for name in ("in", "out")}
     | {"gate": jax.random.normal(KEY, (12, 3))},
 }
+TAPS = {"taps": jax.random.normal(KEY, (3, 5, 5, 2, 2)), "out": jax.random.normal(KEY, (2, 3))}
 HIDDEN = {"layers/hidden": Choice(4, 8).repeat(3)}
 CASES = {
     "convolutional": (Convolutional(), weights(Convolutional(), IMAGES), IMAGES, {}),
@@ -216,7 +233,8 @@ CASES = {
         TOKENS,
         HIDDEN | {"layers/attention/heads": Choice(2, 4).repeat(3), "layers/attention": Skip()},
     ),
-    "normalized": (Normalized(), weights(Normalized(), ROWS), ROWS, HIDDEN),
+    "normalized": (Normalized(), weights(Normalized(), ROWS), ROWS, HIDDEN | {"layers": Skip()}),
+    "kernels": (pictures, TAPS, IMAGES, {"taps/kernel": Choice(1, 3, 5).repeat(3), "layer": Skip()}),
 }
 
 
@@ -229,7 +247,10 @@ def case(request):
 
 
 def test_a_supernet_is_its_extracted_networks(case):
-    """P1, P2, P3: outputs, updated statistics and gradients, in one program over architectures."""
+    """P1, P2, P3: outputs, updated statistics and gradients, in one program over architectures.
+
+    What an architecture does not use changes nothing: NaN in outputs, and numbers in gradients.
+    """
     _, net, variables, inputs = case
     traces = []
 
@@ -260,6 +281,13 @@ def test_a_supernet_is_its_extracted_networks(case):
         new = testing.cut(flatten({**variables, **updates}), recorded, host)
         for path, value in flatten(kept).items():
             np.testing.assert_allclose(new[path], value, rtol=1e-4, atol=1e-5)
+        specs = {("params", *path): spec for path, spec in recorded.specs.items()} | recorded.state
+        masks = {path: spec.mask(host) for path, spec in specs.items()}
+        for value in (jnp.nan, 1e3):
+            (_, (again, _)), same = run(promises.poisoned(variables, masks, value), arch, net, True)
+            assert np.array_equal(again, outputs)
+            if net.form == "masked" or value == 1e3:
+                jax.tree.map(np.testing.assert_array_equal, same, gradients)
     close(
         net.apply(variables, inputs, archs[0]),
         net.clone(space=net.space.fix(archs[0])).apply(
@@ -310,6 +338,7 @@ def test_groups_are_named_after_modules(case):
         "by_turn": {"layers/hidden": 12, "first/hidden": 8},
         "Language": {"layers/hidden": 16, "layers/attention/heads": 4},
         "Normalized": {"layers/hidden": 8},
+        "pictures": {"taps/kernel": 5},
     }[groups.model.name]
     assert names.items() <= {group.name: group.size for group in groups}.items(), str(groups)
     assert str(groups).startswith("group") and "\nfixed, " in str(groups)
@@ -476,9 +505,16 @@ def test_what_uses_turns_from_outside_is_named():
     groups = jaxnas.analyze(mean, {"rows": jax.random.normal(KEY, (3, 5, 8))}, ROWS)
     with pytest.raises(ValueError, match="reduce_sum"):
         jaxnas.supernet(groups, {"rows/hidden": Choice(4, 8).repeat(3)})
-    model, variables, inputs, _ = CASES["normalized"]  # has statistics by turn
+
+    def twice(variables, inputs):  # each turn has a further result
+        def layer(x, row):
+            with jax.named_scope("layer"):
+                return x + jnp.tanh(x @ row) @ row.T, jnp.cos(x)
+
+        return jax.lax.scan(layer, inputs, variables["rows"])
+
     with pytest.raises(ValueError, match="results"):
-        jaxnas.supernet(jaxnas.analyze(model, variables, inputs), {"layers": Skip()})
+        jaxnas.supernet(jaxnas.analyze(twice, groups.model.variables["params"], ROWS), {"layer": Skip()})
 
 
 @pytest.mark.parametrize("form", ["masked", "switch"])
@@ -490,6 +526,24 @@ def test_the_largest_option_may_be_smaller_than_the_group(form):
     arch = net.space.largest()
     assert jaxnas.extract(net, variables, arch, verify=IMAGES).error < 1e-5
     close(net.apply(variables, IMAGES, net.space.soften(arch)), net.apply(variables, IMAGES, arch))
+
+
+def test_a_group_that_differs_is_named(monkeypatch):
+    def two(variables, x):
+        hidden, taken = jnp.tanh(x @ variables["hidden"]), x @ variables["largest"]
+        return hidden @ variables["out"] - jnp.max(-jnp.square(taken), axis=-1, keepdims=True)
+
+    shapes = {"hidden": (5, 8), "largest": (5, 8), "out": (8, 3)}
+    variables = {name: jnp.ones(shape) for name, shape in shapes.items()}
+    groups = jaxnas.analyze(two, variables, ROWS)
+    assert len(groups) == 2
+    choices = {"*": Choice(2, 8)}
+    jaxnas.supernet(groups, choices, form="masked")
+    evaluate = sys.modules["jaxnas.transform.evaluate"]
+    monkeypatch.setattr(evaluate, "_with_neutral", lambda op, values, state, sizes: values)
+    with pytest.raises(ValueError, match="; largest/hidden differs by itself"):
+        jaxnas.supernet(groups, choices, form="masked")
+    assert jaxnas.supernet(groups, choices, form="masked", verify=False).space.cardinality == 4
 
 
 MISTAKES = {
