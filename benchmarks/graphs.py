@@ -1,7 +1,7 @@
 """Networks on citation networks over many seeds: mean and standard deviation on the test nodes.
 
-  python -m benchmarks.graphs --source_dir=DIR --graphs=cora,citeseer --seeds=20
-  python -m benchmarks.graphs --source_dir=DIR --graphs=cora --networks=found --workdir=runs/cora
+  python -m benchmarks.graphs --data_dir=DIR --graphs=cora,citeseer --seeds=20
+  python -m benchmarks.graphs --data_dir=DIR --graphs=cora --networks=found --workdir=runs/cora
 
 Each network keeps its best step on the 500 validation nodes. The settings are those of the papers (Kipf and
 Welling, ICLR 2017, section 5.2; Velickovic et al., ICLR 2018, section 3.3; Guan et al., ICML 2021, section
@@ -32,8 +32,8 @@ from jaxnas import files, load_subnet, tasks
 from jaxnas.training import Training, train_seeds
 
 flags.adopt_module_key_flags(over_seeds)  # so that --help lists them
-_SOURCE = flags.DEFINE_string(
-    "source_dir", None, "Folder with cora.npz, or with planetoid/cora.npz.", required=True
+_DATA = flags.DEFINE_string(
+    "data_dir", None, "Folder with cora.npz, or with planetoid/cora.npz.", required=True
 )
 _GRAPHS = flags.DEFINE_list("graphs", ["cora", "citeseer", "pubmed"], "Data sets.")
 _NETWORKS = flags.DEFINE_list("networks", ["gcn", "gat"], "gcn, gat, found, random search.")
@@ -103,7 +103,7 @@ def main() -> None:
     for graph in _GRAPHS.value:
         task = config_lib.find(CONFIGS, f"autoattend_{graph}").task
         assert isinstance(task, tasks.Graphs)
-        task = dataclasses.replace(task, normalize=_NORMALIZE.value).load(source_dir=_SOURCE.value).whole()
+        task = dataclasses.replace(task, normalize=_NORMALIZE.value).load(_DATA.value).whole()
         for name in _NETWORKS.value:
             net, variables, optimizer, steps = prepared(name, graph, task.dataset.num_classes)
             began = time.perf_counter()

@@ -79,7 +79,7 @@ def network(key: jax.Array) -> tuple[nn.Module, Any]:
     """The supernet that was asked for, and a batch of what it takes."""
     if flags.FLAGS.config is not None:
         config = binary.chosen_config(CONFIGS)
-        task = config.task.load(flags.FLAGS.data_dir, flags.FLAGS.source_dir)
+        task = config.task.load(flags.FLAGS.data_dir)
         batch = jax.tree.map(jnp.asarray, task.batches("train", _BATCH.value, _SEED.value).at(0))
         return config.network, task.preprocess(batch)
     shape = (_BATCH.value, _SIZE.value, _SIZE.value)

@@ -1,7 +1,7 @@
 """AutoAttend's networks compared with a Transformer and a BiGRU on texts, over seeds and data sets.
 
-  python -m benchmarks.texts --source_dir=DIR --workdir=runs/sst --seeds=5
-  python -m benchmarks.texts --source_dir=DIR --workdir=runs/sst --sets=trec,mr,subj,cr
+  python -m benchmarks.texts --workdir=runs/sst --seeds=5
+  python -m benchmarks.texts --workdir=runs/sst --sets=trec,mr,subj,cr
 
 "found" is the network that a search with `--config` found, and "random search" that of its random search.
 "transformer" has the same depth and width. "bigru" is one bidirectional GRU between the same stem and head.
@@ -86,7 +86,7 @@ def main() -> None:
     config = binary.chosen_config(CONFIGS)
     seeds = range(over_seeds.FIRST.value, over_seeds.FIRST.value + _SEEDS.value)
     for name in _SETS.value:
-        task = text_task(config, name).load(flags.FLAGS.data_dir, flags.FLAGS.source_dir)
+        task = text_task(config, name).load(flags.FLAGS.data_dir)
         for label in _NETWORKS.value:
             began = time.perf_counter()
             net = network(config, label, task.dataset)

@@ -54,7 +54,9 @@ class Gpt(eqx.Module):
         return jax.vmap(self.head)(jax.vmap(self.norm)(x))
 
 
-text = data.from_text(sys.argv[1], search_fraction=0.05)  # its bytes
+text = data.from_text(
+    sys.argv[1], held_out=data.HeldOut(test=0.05, validation=0.05, search=0.05)
+)  # its bytes
 gpt = Gpt(text.vocabulary.size, 64, jax.random.key(0))
 
 # From here on it is jaxnas. The table shows the names of the groups of axes.

@@ -48,7 +48,7 @@ def main(folder):
     images, labels = sklearn.datasets.load_digits(return_X_y=True)
     digits = data.from_arrays(images.reshape(-1, 8, 8), labels)  # any numbers [n, H, W] or [n, H, W, C]
     pictures = data.from_folder(folder / "pictures", size=16)  # class/image.png, or train/class/image.png
-    book = data.from_text(folder / "book.txt", tokenizer="byte")  # or "word", or "sentencepiece:8000"
+    book = data.from_text(folder / "book.txt", tokenizer="byte")  # or "word", or "bpe:8000"
     sentences = data.from_tsv(folder / "sentences.tsv", text="text", label="label")
     for task in (
         tasks.Images(data=digits),

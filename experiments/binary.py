@@ -52,7 +52,6 @@ def define_config_flags(registry: Mapping[str, Config], default: str | None = No
     flags.DEFINE_string(
         "data_dir", None, "Where prepared data sets are, also gs://; by default TFDS's own folder."
     )
-    flags.DEFINE_string("source_dir", None, "Where original files are, for data that are not yet prepared.")
 
 
 def define_flags(registry: Mapping[str, Config]) -> None:
@@ -477,17 +476,17 @@ def bring_to_life(config: Config, workdir: pathlib.Path | None = None) -> Sessio
     Raises:
       FileNotFoundError: the space is to evolve, and has not come to its end.
     """
-    session = make_session(config, flags.FLAGS.data_dir, flags.FLAGS.source_dir)
+    session = make_session(config, flags.FLAGS.data_dir)
     return session if workdir is None else session.evolved(workdir)
 
 
-def make_session(config: Config, data_dir: str | None, source_dir: str | None) -> Session:
+def make_session(config: Config, data_dir: str | None) -> Session:
     """Loads the data of a config, and a network that comes with its weights."""
     network, mesh, deciding = config.network, config.training.mesh(), deciding_of(config)
     processes.check_same(config_lib.to_dict(config))
     if not config.pretrained:
-        return Session(config, config.task.load(data_dir, source_dir), network, mesh, deciding)
-    task = network.adapted(network.adapted(config.task).load(data_dir, source_dir))
+        return Session(config, config.task.load(data_dir), network, mesh, deciding)
+    task = network.adapted(network.adapted(config.task).load(data_dir))
     print("reading the checkpoint and ordering its parts by importance", file=sys.stderr, flush=True)
     net, variables = network.load(task, mesh, config.seed)
     return Session(config, task, net, mesh, deciding, variables)
@@ -500,14 +499,13 @@ class Asked:
     Attributes:
       config, assignments: the name of the config, and what --set replaces in it.
       workdir: of the run.
-      data_dir, source_dir: where the data are.
+      data_dir: where the data are.
     """
 
     config: str
     assignments: tuple[str, ...]
     workdir: str
     data_dir: str | None
-    source_dir: str | None
 
     def read(self, registry: Mapping[str, Config]) -> Config:
         """The config."""
@@ -515,7 +513,7 @@ class Asked:
 
     def session(self, config: Config) -> Session:
         """A config with its data, and with the space that its training came to."""
-        session = make_session(config, self.data_dir, self.source_dir)
+        session = make_session(config, self.data_dir)
         return session.evolved(files.as_path(self.workdir))
 
 
@@ -530,7 +528,6 @@ def asked() -> dict[str, Any]:
         assignments=tuple(values.set),
         workdir=absolute(values.workdir),
         data_dir=values.data_dir and absolute(values.data_dir),
-        source_dir=values.source_dir and absolute(values.source_dir),
     )
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from jaxnas import data
+from tools import prepare
 
 WORDS = "the of and in to a was The on as for with by is 's @-@ \u2013 Senj\u014d <unk> , ; ( )".split()
 
@@ -65,7 +66,8 @@ def text_root(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def corpus(text_files, text_root):
-    return data.load_text("wikitext2", data_dir=text_root, source_dir=text_files)
+    prepare.prepare("wikitext2", text_files, text_root)
+    return data.load_text("wikitext2", data_dir=text_root)
 
 
 def prepare_examples(folder, features, **splits):

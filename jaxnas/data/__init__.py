@@ -1,4 +1,4 @@
-"""Real images, texts and graphs by name, their splits, batches and augmentation; no TensorFlow."""
+"""Images, texts, graphs and rows of numbers: their splits, batches and augmentation."""
 
 from jaxnas.data import augment
 from jaxnas.data.arrays import from_arrays
@@ -10,15 +10,14 @@ from jaxnas.data.encoded import Decoder
 from jaxnas.data.encoding import Encoding
 from jaxnas.data.expressions import ListOps, listops
 from jaxnas.data.graphs import Graphs, from_graph, from_graphs, load_graph
-from jaxnas.data.own_sentences import from_texts, from_tsv
-from jaxnas.data.own_text import from_text
 from jaxnas.data.pictures import from_folder
 from jaxnas.data.roles import ROLES
 from jaxnas.data.sentences import Sentences, load_sentences, usual_tokens, with_vectors
-from jaxnas.data.splits import SourceImages, Split, permutation, stratified
+from jaxnas.data.splits import HeldOut, SourceImages, Split
 from jaxnas.data.streams import ContiguousBatches, evaluation_streams
 from jaxnas.data.tables import Table, from_table
-from jaxnas.data.text import load_text
+from jaxnas.data.text import from_text, load_text
+from jaxnas.data.texts import from_texts, from_tsv
 from jaxnas.data.vectors import Vectors, find_vectors
 from jaxnas.data.vocabulary import Vocabulary
 
@@ -31,6 +30,7 @@ __all__ = [
     "Dataset",
     "Decoder",
     "Graphs",
+    "HeldOut",
     "Encoding",
     "LengthBatches",
     "ListOps",
@@ -60,8 +60,6 @@ __all__ = [
     "load_sentences",
     "load_text",
     "normalize",
-    "permutation",
-    "stratified",
     "usual_tokens",
     "with_vectors",
 ]

@@ -2,11 +2,11 @@
 
 import dataclasses
 import functools
-import operator
 from collections.abc import Callable
 
 import numpy as np
 
+from jaxnas.checks import check_counts
 from jaxnas.data.encoded import ATTEMPTS
 from jaxnas.data.splits import SourceImages, Split, permutation, uniform
 
@@ -16,23 +16,21 @@ _SHUFFLES = 2**63  # The streams of the order of batches; those of the order of 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Batches:
-    """The batches of a training run; `at(step)` depends on nothing but these fields and the step.
+    """The batches of a training run; `at(step)` depends only on these fields and the step.
 
-    So there is no state to save: a run that resumes at a step sees what it would have seen. Every
-    epoch has its own order and takes each example at most once (exactly once if the batch size
-    divides the split), but for `repeats`.
+    So a resumed run needs no saved state of its data. Every epoch has its own order and takes each example at
+    most once (exactly once if the batch size divides the split), but for `repeats`.
 
     Args:
       split: the examples.
       batch_size: of the global batch, over all processes.
       seed: of the order, from 0 to 2**64 - 1.
       shard: (index, count): this process takes the index-th of count equal parts of each batch.
-      repeats: how often an example comes in an epoch, one time after the other (repeated augmentation,
-        Hoffer et al. 2020, section 2): a batch then shows some examples several times, which are
-        augmented differently. Epochs stay as long, and each shows a part of the examples.
+      repeats: how often an example comes in a row, each time augmented differently (repeated augmentation,
+        Hoffer et al. 2020, section 2). Epochs stay as long, and each shows a part of the examples.
 
     Raises:
-      ValueError: a batch larger than the split, not divisible by the shards, or the like.
+      ValueError: a batch larger than the split, or not divisible by the shards.
     """
 
     split: Split
@@ -42,20 +40,8 @@ class Batches:
     repeats: int = 1
 
     def __post_init__(self):
-        n, (index, count) = len(self.split), self.shard
-        if not 0 < self.batch_size <= n:
-            raise ValueError(
-                f"batch_size must be from 1 to the {n} examples of the {self.split.role!r} split,"
-                f" got {self.batch_size}"
-            )
-        if not 0 <= index < count:
-            raise ValueError(f"shard must be (index, count) with 0 <= index < count, got {self.shard}")
-        if self.batch_size % count:
-            raise ValueError(f"a batch of {self.batch_size} cannot be shared by {count} processes")
-        if not 0 <= self.seed < 2**64:
-            raise ValueError(f"seed must be in [0, 2**64), got {self.seed}")
-        if self.repeats < 1:
-            raise ValueError(f"repeats must be at least 1, got {self.repeats}")
+        check_counts(self, "batch_size", most=len(self.split))
+        check_shards(self.batch_size, self.shard)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -71,20 +57,13 @@ class Batches:
         Returns:
           The inputs of the split by name, as {"image": uint8 [b, H, W, C]}, and "label": int32 [b],
           b = batch_size / shard count.
-
-        Raises:
-          ValueError: a negative step.
         """
         return self.split.take(self.own(self.rows(step)))
 
     def rows(self, step: int) -> np.ndarray:
-        """Returns which examples of the split are in the batch of a step over all processes, int64 [b]."""
-        step = operator.index(step)
-        if step < 0:
-            raise ValueError(f"step must not be negative, got {step}")
-        epoch, position = divmod(step, self.steps_per_epoch)
-        order = self._orders(epoch)
-        return order[position * self.batch_size : (position + 1) * self.batch_size]
+        """Returns the examples of the batch of a step over all processes, int64 [batch_size]."""
+        epoch, position = divmod(int(step), self.steps_per_epoch)
+        return self._orders(epoch)[position * self.batch_size : (position + 1) * self.batch_size]
 
     @functools.cached_property
     def _orders(self) -> Callable[[int], np.ndarray]:
@@ -102,28 +81,25 @@ class Batches:
         return rows[index * part : (index + 1) * part]
 
 
+def check_shards(batch_size: int, shard: tuple[int, int]) -> None:
+    """Raises a ValueError for a batch that processes cannot share equally."""
+    if batch_size % shard[1]:
+        raise ValueError(
+            f"a batch of {batch_size} cannot be shared by {shard[1]} processes; choose a multiple."
+        )
+
+
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class CroppedBatches(Batches):
-    """Batches of images that are decoded on demand, each at a random box; see `Decoder.cropped`.
+    """Batches of `SourceImages`, each at a random box.
 
-    Which box an image shows is a function of the seed, the step and its place in the batch.
+    The box is a function of seed, step and place in the batch.
 
     Args:
-      scale: the smallest share of an image's area that a box has; the published recipes have 0.08.
-
-    Raises:
-      ValueError: images that are not decoded on demand, or as `Batches`.
+      scale: smallest share of an image's area that a box has; the published recipes have 0.08.
     """
 
     scale: float
-
-    def __post_init__(self):
-        super().__post_init__()
-        if not isinstance(self.split.images, SourceImages):
-            raise ValueError(
-                f"{self.split} has images that are not decoded on demand; crop them on the device, by"
-                " augment.random_resized_crop"
-            )
 
     def at(self, step: int) -> dict[str, np.ndarray]:
         """Returns this process's part of the batch of a step; see `Batches.at`."""
@@ -146,14 +122,12 @@ class LengthBatches(Batches):
     """Batches of sequences of about one length, each cut behind the longest of them.
 
     The examples of an epoch, in random order, are sorted by the first of `lengths` that holds them, and cut
-    into batches, which come in random order. So each batch but a few has examples of one length, and each
-    example is still seen at most once in an epoch.
+    into batches, which come in random order. So each batch but a few has examples of one length.
 
     Args:
-      lengths: that batches may have, increasing; the last holds all sequences.
+      lengths: of batches, increasing; the last holds all sequences of the split, which has a "mask".
 
     Raises:
-      KeyError: a split without a mask.
       ValueError: a sequence longer than all lengths, or as `Batches`.
     """
 
@@ -200,10 +174,7 @@ def evaluation_batches(split: Split, batch_size: int, limit: int | None = None) 
 
     Returns:
       The inputs of the split by name, as {"image": uint8 [m, B, H, W, C]}, "label": int32 [m, B] and
-      "weight": float32 [m, B], 1, or 0 for what fills the last batch up.
-
-    Raises:
-      ValueError: batch_size is not positive.
+      "weight": float32 [m, B], 1, or 0 for padding.
     """
     rows, counts = evaluation_rows(len(split), batch_size, limit)  # [m, B]
     batch = {**split.take(rows.reshape(-1)), "weight": counts.reshape(-1).astype(np.float32)}
@@ -216,19 +187,13 @@ def evaluation_rows(n: int, batch_size: int, limit: int | None = None) -> tuple[
     Args:
       n: how many examples there are.
       batch_size: B, also larger than n.
-      limit: batches at most; None for all. A part of the examples is drawn at random, always the same one:
-        the first examples of a file are often all of one class.
+      limit: batches at most; None for all. A fixed random part is drawn, since the first examples of a file
+        are often all of one class.
 
     Returns:
-      (rows int64 [m, B], counts bool [m, B]), with m = ceil(n / B) or the limit: numbers of examples in
-      increasing order, and whether each counts. The last batch is filled up with copies of the first one
-      taken, which do not count.
-
-    Raises:
-      ValueError: batch_size is not positive.
+      (rows int64 [m, B], counts bool [m, B]), with m = ceil(n / B) or the limit: examples in increasing
+      order, and whether each counts. Padding repeats the first one.
     """
-    if batch_size < 1:
-        raise ValueError(f"batch_size must be positive, got {batch_size}")
     taken, m = np.arange(n), -(-n // batch_size)
     if limit is not None and limit < m:
         taken, m = np.sort(permutation(n, seed=0)[: limit * batch_size]), limit

@@ -11,19 +11,25 @@ from absl import logging
 from jaxnas import files
 
 
+def data_root(data_dir: str | os.PathLike | None) -> pathlib.Path:
+    """The folder of prepared data; None is TFDS's own default, ~/tensorflow_datasets."""
+    if data_dir is None:
+        from tensorflow_datasets.core import constants  # Imported here: TFDS takes a while.
+
+        data_dir = constants.DATA_DIR
+    return files.as_path(data_dir).expanduser()
+
+
 def local_copy(path: str | os.PathLike, below: str = "") -> pathlib.Path:
     """A file or a folder on this machine: the given one, or a copy of what lies in an object store.
 
-    A copy is made once, in $XDG_CACHE_HOME/jaxnas/copies (~/.cache/jaxnas/copies), in a folder that is
-    named by a digest of the address and of the names, sizes and generations of the objects. So objects that
-    were changed are copied anew, and a copy is there whole or not at all. Old copies are not removed.
+    A copy is made once, in $XDG_CACHE_HOME/jaxnas/copies (~/.cache/jaxnas/copies), in a folder named by a
+    digest of the address and of the names, sizes and generations of the objects: changed objects are copied
+    anew, and a copy is there whole or not at all. Old copies are not removed.
 
     Args:
       path: on this machine, or gs://bucket/folder.
-      below: what is needed of a folder, as a path in it; "" for all.
-
-    Returns:
-      The path on this machine, where a copy of a folder has no more than what is needed.
+      below: part of a folder that is needed, as a path in it; "" for all.
 
     Raises:
       FileNotFoundError: there are no such objects.

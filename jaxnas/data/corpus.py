@@ -1,4 +1,4 @@
-"""Text as streams of tokens, each of which knows what it may be used for."""
+"""Text as streams of tokens, one for each role."""
 
 import dataclasses
 
@@ -10,18 +10,14 @@ from jaxnas.data.vocabulary import Vocabulary
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Stream:
-    """The text of one role as one long sequence of tokens, which knows what it may be used for.
+    """The text of one role as one long sequence of tokens.
 
     Args:
       role: "train", "search", "validation" or "test".
-      tokens: int32 [n], not negative; kept as a read-only view.
-      documents: int32 [n], not decreasing: the number of the document that a token is part of;
-        kept as a read-only view.
-      n_bytes: of the text in UTF-8. Nats summed over the stream, divided by `n_bytes * log(2)`,
-        are bits per byte, whatever the tokens are.
-
-    Raises:
-      ValueError: unknown role, wrong shapes or dtypes, no tokens.
+      tokens: int32 [n], not negative; read-only.
+      documents: int32 [n], not decreasing: the document of each token; read-only.
+      n_bytes: of the text in UTF-8. Nats summed over the stream, divided by `n_bytes * log(2)`, are bits per
+        byte, whatever the tokens are.
     """
 
     role: str
@@ -31,26 +27,23 @@ class Stream:
 
     def __post_init__(self):
         check_role(self.role)
-        if self.tokens.dtype != np.int32 or self.tokens.ndim != 1:
-            raise ValueError(f"tokens must be int32 [n], got {self.tokens.dtype} {list(self.tokens.shape)}")
-        if self.documents.dtype != np.int32 or self.documents.shape != self.tokens.shape:
-            raise ValueError(
-                f"documents must be int32 [{len(self.tokens)}], as the tokens, got"
-                f" {self.documents.dtype} {list(self.documents.shape)}"
-            )
-        if not len(self.tokens):
-            raise ValueError(f"the {self.role} stream has no tokens")
+        shape = self.tokens.shape
+        for name in ("tokens", "documents"):
+            array = getattr(self, name)
+            if array.dtype != np.int32 or array.ndim != 1 or array.shape != shape or not array.size:
+                raise ValueError(
+                    f"the {self.role} stream has {name} {array.dtype}{list(array.shape)}; expected int32 "
+                    "[n] of "
+                    "one length for tokens and documents."
+                )
         if self.tokens.min() < 0:
             raise ValueError(
-                f"the {self.role} stream has the token {self.tokens.min()}; tokens are numbered from 0"
+                f"the {self.role} stream has the token {self.tokens.min()}, expected none below 0."
             )
-        if self.documents[0] < 0 or np.any(self.documents[1:] < self.documents[:-1]):
+        if self.documents[0] < 0 or np.any(np.diff(self.documents) < 0):
             raise ValueError(
-                f"the documents of the {self.role} stream must be numbered from 0 in the order of"
-                " the text; sort them, with the tokens"
+                f"the documents of the {self.role} stream must be numbered from 0 in the order of the text."
             )
-        if self.n_bytes < 1:
-            raise ValueError(f"n_bytes of the {self.role} stream must be positive, got {self.n_bytes}")
         for name in ("tokens", "documents"):
             object.__setattr__(self, name, read_only(getattr(self, name)))
 
@@ -67,7 +60,7 @@ class Stream:
         return Stream(self.role, self.tokens[:count], self.documents[:count], n_bytes)
 
     def join(self, other: "Stream") -> "Stream":
-        """Both texts in the role of this one; that of `other` comes last and begins a new document."""
+        """Both texts in the role of this one; `other` begins a new document."""
         return Stream(
             self.role,
             np.concatenate([self.tokens, other.tokens]),
@@ -78,10 +71,7 @@ class Stream:
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Corpus(Parts[Stream]):
-    """Real text in disjoint streams, each in the order of the text; see `Parts`.
-
-    Args:
-      vocabulary: of all streams.
+    """Text in disjoint streams with one vocabulary; see `Parts`.
 
     Raises:
       ValueError: a token that isn't in the vocabulary, or as `Parts`.
@@ -94,6 +84,6 @@ class Corpus(Parts[Stream]):
         for role, stream in self.splits.items():
             if stream.tokens.max() >= self.vocabulary.size:
                 raise ValueError(
-                    f"the {role} stream has the token {stream.tokens.max()}, and the vocabulary"
-                    f" has {self.vocabulary.size}; make both with one vocabulary"
+                    f"the {role} stream has the token {stream.tokens.max()}, and the vocabulary has "
+                    f"{self.vocabulary.size}; make both with one vocabulary."
                 )

@@ -1,10 +1,8 @@
-"""Images that stay encoded, each of a size of its own, until a batch needs them.
+"""Images that stay encoded, each of its own size, until a batch needs them.
 
-Workers decode them to one size: processes that get the bytes of files and give back pixels. They know nothing
-else, so an image in a batch depends on nothing but its file and the numbers that were drawn for it.
-
-A run records the fields of the classes here that are given to them. Where files lie and who decodes them may
-change from one start of a run to the next, and is not recorded (`InitVar`).
+Worker processes receive the bytes of files and return pixels of one size, so an image in a batch depends only
+on its file and the numbers drawn for it. Where files lie and who decodes them may change when a run resumes,
+so these are no fields that a run records (`InitVar`).
 """
 
 import collections
@@ -102,21 +100,17 @@ class Prepared:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Decoder:
-    """A source of images of one size, decoded from encoded ones of any size by worker processes.
+    """A source of images of one size, decoded by worker processes.
 
-    As the source of `SourceImages` it gives images as they are evaluated: a sixteenth of them is left away at
-    each side, and the largest box in the middle of the rest is scaled to the size. That is the usual resizing
-    to 256 and cropping to 224, in one step.
+    As the source of `SourceImages` it gives images for evaluation: a sixteenth is cut off at each side, and
+    the largest box in the middle of the rest is scaled to the size, which is the usual resizing to 256 and
+    cropping to 224.
 
     Args:
-      records: the encoded images.
-      height: of the decoded images, in pixels.
-      width: likewise.
+      records: encoded images of any size.
+      height, width: of the decoded images, in pixels.
       channels: 3 for colors, 1 for gray.
       pool: of processes that decode, see `decoding_pool`; None to decode in this one.
-
-    Raises:
-      ValueError: a size below 1.
     """
 
     records: Records
@@ -128,23 +122,12 @@ class Decoder:
 
     def __post_init__(self, pool: concurrent.futures.Executor | None):
         object.__setattr__(self, "_pool", pool)
-        if min(self.height, self.width) < 1:
-            raise ValueError(f"the size of images is {self.height} x {self.width}, expected at least 1 x 1")
 
     def __getitems__(self, rows: Sequence[int]) -> Iterator[dict[str, np.ndarray]]:
         return ({"image": image} for image in self._decoded(rows, [None] * len(rows), 0.0))
 
     def cropped(self, rows: Sequence[int], draws: np.ndarray, scale: float) -> np.ndarray:
-        """Images of which each shows a random box: the random resized crop of `random_box`.
-
-        Args:
-          rows: of the records, b of them.
-          draws: float64 [b, ATTEMPTS, 4], random numbers in [0, 1).
-          scale: the smallest share of an image's area that a box has.
-
-        Returns:
-          uint8 [b, H, W, C].
-        """
+        """Random resized crops uint8 [b, H, W, C] of b records; `draws` float64 [b, ATTEMPTS, 4]."""
         out = np.empty((len(rows), self.height, self.width, self.channels), np.uint8)
         for i, image in enumerate(self._decoded(rows, list(draws), scale)):
             out[i] = image
@@ -164,20 +147,19 @@ class Decoder:
                 for row, image in zip(rows[chunk], images, strict=True):
                     if isinstance(image, str):
                         raise ValueError(
-                            f"{self.records.name(row)} cannot be decoded: {image}. Copy it again, or take it"
-                            " out of the data."
+                            f"{self.records.name(row)} cannot be decoded: {image}. Copy or remove it."
                         )
                     yield image
         except BrokenProcessPool as error:
             raise RuntimeError(
-                "A process that decodes images has ended. It was killed, perhaps for want of memory; or the"
-                " script that started it does its work on import: put that under"
-                " `if __name__ == '__main__':`, or decode in the script's own process with workers=0."
+                "A process that decodes images was killed, perhaps out of memory; or the script that "
+                "started it"
+                " does its work on import: put that under `if __name__ == '__main__':`, or set workers=0."
             ) from error
 
 
 def _in_turn(pool: concurrent.futures.Executor, given: Iterator[tuple]) -> Iterator[list]:
-    """What workers make of chunks, in their order; so many are under way that all have something to do."""
+    """Results of workers in order, with enough chunks under way to keep all of them busy."""
     waiting: collections.deque[concurrent.futures.Future] = collections.deque()
     for arguments in given:
         waiting.append(pool.submit(decode_all, *arguments))
@@ -192,21 +174,16 @@ def decoding_pool(workers: int | None) -> concurrent.futures.Executor | None:
 
     Args:
       workers: how many; None for as many as there are processors for this process, 0 for none.
-
-    Raises:
-      ValueError: a negative number.
     """
     if workers is None:
         workers = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if workers < 0:
-        raise ValueError(f"workers is {workers}, expected at least 0 processes that decode images")
     return executors.processes(workers) if workers else None
 
 
 def decode_all(
     encoded: Sequence[bytes], draws: Sequence[np.ndarray | None], scale: float, shape: tuple[int, int, int]
 ) -> list[np.ndarray | str]:
-    """What a worker does: decodes some images, or says why one cannot be; see `decode`."""
+    """Decodes some images in a worker; an error becomes a string in the place of its image."""
     out: list[np.ndarray | str] = []
     for data, drawn in zip(encoded, draws, strict=True):
         try:
@@ -254,14 +231,12 @@ def random_box(width: int, height: int, draws: np.ndarray, scale: float) -> Box:
     """The box of a random resized crop (Szegedy et al. 2015, section 6), as torchvision draws it.
 
     Args:
-      width: of the image, in pixels.
-      height: likewise.
-      draws: float64 [ATTEMPTS, 4], random numbers in [0, 1): each row is an area, a shape and a place. The
-        first box that lies in the image is taken.
-      scale: the smallest share of the area; the largest is 1. Width / height is from 3/4 to 4/3.
+      width, height: of the image, in pixels.
+      draws: float64 [ATTEMPTS, 4], random numbers in [0, 1): each row is an area, a shape and a place.
+      scale: smallest share of the area; the largest is 1. Width / height is from 3/4 to 4/3.
 
     Returns:
-      A box of whole pixels. If none of those drawn lies in the image, the largest in its middle.
+      The first box that lies in the image, in whole pixels; if none does, the largest in its middle.
     """
     low, high = 3 / 4, 4 / 3
     for area, shape, x, y in draws.tolist():

@@ -1,4 +1,4 @@
-"""How texts become rows of tokens of one length: their parts, the vocabulary of these, and their numbers."""
+"""Encoding of texts as rows of tokens of one length."""
 
 from __future__ import annotations
 
@@ -36,16 +36,11 @@ class Encoding:
     """How texts become rows of tokens.
 
     Attributes:
-      tokens: "words" between white space as they are, which may be unknown; "english" words in lower case
-        with marks and endings such as 's apart, for prose as it is written; "bytes" of UTF-8; or "symbols"
-        between white space, none of which may be unknown.
+      tokens: "words" between white space; "english" words in lower case with punctuation and endings such
+        as 's apart; "bytes" of UTF-8; or "symbols" between white space, none of which may be unknown.
       length: tokens of a row; None for the longest text to train on.
-      max_words: how many words the vocabulary has, the most frequent ones; None for all. `<unk>` and `<eos>`
-        are always in it, so it may have up to two more.
-      keep: which part of a text is kept that is too long, its "start" or its "end".
-
-    Raises:
-      ValueError: another kind of tokens, or a number out of range.
+      max_words: size of the vocabulary, beside `<unk>` and `<eos>`; None for all words.
+      keep: part of a too long text that is kept, its "start" or its "end".
     """
 
     tokens: str = "words"
@@ -79,7 +74,7 @@ class Encoding:
         if self.tokens == "symbols":
             if PADDING in words:
                 raise ValueError(
-                    f"a text to train on has the symbol {PADDING!r}, which fills up texts; rename it."
+                    f"a text to train on has the symbol {PADDING!r}, which is padding; rename it."
                 )
             symbols = sorted(words)
             counts = np.array([0, *(words[symbol] for symbol in symbols)], np.int64)
@@ -89,16 +84,10 @@ class Encoding:
     def encode(
         self, texts: Sequence[Parts], vocabulary: Vocabulary, length: int, what: str
     ) -> dict[str, np.ndarray]:
-        """Rows of tokens int32 [n, T], and where there is one, bool [n, T].
-
-        Args:
-          texts: the parts of n texts.
-          vocabulary: of the texts to train on.
-          length: T.
-          what: the texts, for messages.
+        """Encodes the parts of n texts as "tokens" int32 [n, T] and "mask" bool [n, T]; T is the length.
 
         Raises:
-          ValueError: a symbol that is not in the vocabulary.
+          ValueError: a symbol that is not in the vocabulary; the message begins with `what`.
         """
         tokens = np.full((len(texts), length), filler(vocabulary), np.int32)
         lengths = np.array([min(len(parts), length) for parts in texts])
@@ -115,12 +104,12 @@ class Encoding:
 
 
 def filler(vocabulary: Vocabulary) -> int:
-    """The number that stands behind the end of a text, where the mask is False."""
+    """The token of the padding."""
     return int(vocabulary.encode("\n")[0]) if isinstance(vocabulary, WordVocabulary) else 0
 
 
 def count_unknown(rows: Mapping[str, np.ndarray], vocabulary: Vocabulary) -> int:
-    """How many words of encoded texts are not in their vocabulary."""
+    """Number of words of encoded texts that are not in their vocabulary."""
     if not isinstance(vocabulary, WordVocabulary):
         return 0
     [number] = vocabulary.encode(UNKNOWN)

@@ -1,48 +1,46 @@
-"""Graphs whose nodes have labels: citation networks by name, and graphs of one's own."""
+"""Graphs whose nodes have labels: citation networks by name, and graphs of a user."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
-import zipfile
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
-from absl import logging
+import scipy.sparse
 
 from jaxnas import files
 from jaxnas.checks import check_flags
-from jaxnas.choice import nearest
+from jaxnas.data.copies import data_root
 from jaxnas.data.labeled import as_labels, check_classes, number_labels
 from jaxnas.data.roles import ROLES, check_role, read_only
 
 NAMES = ("cora", "citeseer", "pubmed")
-_ARRAYS = ("feat_indptr", "feat_indices", "feat_data", "feat_shape", "edges", "labels")
 _SPLIT = {"train": "idx_train", "search": "idx_val", "test": "idx_test"}
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Graphs:
-    """G graphs of N nodes and E directed edges each; smaller ones are filled up.
+    """G graphs, padded to N nodes and E directed edges each.
 
-    An edge leads from a source to a target, and an edge without a direction is two. No edge is there twice,
-    and none leads from a node to itself: an operation that looks at the node itself adds those. The roles are
-    of nodes: within one graph (transductive), or each of whole graphs (inductive).
+    An edge leads from a source to a target, and an undirected edge is two. No edge is there twice, and none
+    leads from a node to itself: operations add those. Roles are of nodes of one graph (transductive), or of
+    whole graphs (inductive).
 
     Args:
       name: of the data.
       classes: the name of each label.
       features: float32 [G, N, F].
       edges: int32 [G, E, 2], (source, target), in the order of the targets.
-      edge_mask: bool [G, E], False for what fills a graph up.
+      edge_mask: bool [G, E], False for padding.
       node_mask: bool [G, N], likewise.
       labels: int32 [G, N], -1 for a node without a label.
       roles: bool [G, N] by role; no node has two, and nodes without a label have none.
 
     Raises:
-      ValueError: roles that overlap or have nodes without a label, a single class, or a class that no node
-        to train on has.
+      ValueError: roles that overlap, are empty or have nodes without a label; a class without a training
+      node.
     """
 
     name: str
@@ -57,31 +55,25 @@ class Graphs:
     def __post_init__(self):
         for name in ("features", "edges", "edge_mask", "node_mask", "labels"):
             object.__setattr__(self, name, read_only(getattr(self, name)))
-        taken: dict[str, np.ndarray] = {}
+        taken = np.zeros(self.labels.shape, bool)
         for role, nodes in self.roles.items():
             check_role(role)
-            if unlabeled := int(np.sum(nodes & (self.labels < 0))):
-                raise ValueError(
-                    f"{self.name}: {unlabeled:,} nodes of the role {role!r} have no label; leave them out "
-                    "of all roles."
-                )
-            if not nodes.any():
-                raise ValueError(f"{self.name}: no node has the role {role!r}; leave the role out.")
-            for other, others in taken.items():
-                if count := int(np.sum(nodes & others)):
+            wrong = {"no label": nodes & (self.labels < 0), "two roles": nodes & taken}
+            for what, found in wrong.items():
+                if found.any():
                     raise ValueError(
-                        f"{self.name}: {count:,} nodes have both the roles {other!r} and {role!r}; expected "
-                        "that no node has two."
+                        f"{self.name}: {int(found.sum()):,} nodes of the role {role!r} have {what}."
                     )
-            taken[role] = nodes
-        if missing := sorted({"train", "test"} - set(self.roles)):
-            raise ValueError(f"{self.name}: no node has the role {' and none the role '.join(missing)}.")
+            taken |= nodes
+        if missing := [
+            role for role in ("train", "test", *self.roles) if not np.any(self.roles.get(role, False))
+        ]:
+            raise ValueError(f"{self.name}: no node has the role {' or '.join(map(repr, missing))}.")
         check_classes(self.name, self.classes)
         count = np.bincount(self.labels[self.roles["train"]], minlength=len(self.classes))
         if not count.all():
             raise ValueError(
-                f"{self.name}: the class {self.classes[int(np.argmin(count))]!r} has no node to train on; "
-                "each class needs at least one."
+                f"{self.name}: the class {self.classes[int(np.argmin(count))]!r} has no node to train on."
             )
 
     @property
@@ -96,8 +88,7 @@ class Graphs:
     def whole(self) -> Self:
         """The graphs without the role "search", for a retraining.
 
-        Its nodes become "validation" if there is none, as the public splits of citation networks have it.
-        Otherwise they are trained on.
+        Its nodes become "validation" if there is none, and are trained on otherwise.
         """
         if "search" not in self.roles:
             return self
@@ -123,7 +114,7 @@ def from_graph(
     name: str = "graph",
     classes: Sequence[str] | None = None,
 ) -> Graphs:
-    """Makes the data of one graph, some nodes of which are trained on and others tested on (transductive).
+    """Makes the data of one graph whose nodes have roles (transductive).
 
         given = data.from_graph(features, edges, labels, train=range(60), search=range(60, 90), test=rest)
         task = tasks.Graphs(data=given)
@@ -140,8 +131,8 @@ def from_graph(
         alphabetical order, or the numbers themselves.
 
     Raises:
-      ValueError: shapes or dtypes that do not fit each other, features that are not finite, edges that lead
-        out of the graph, or what `Graphs` refuses.
+      ValueError: shapes or dtypes that do not fit each other, non-finite features, edges out of the graph, or
+        as `Graphs`.
     """
     given = {"train": train, "search": search, "validation": validation, "test": test}
     graph = _Graph.make("from_graph", features, edges, labels, undirected)
@@ -160,7 +151,7 @@ def from_graphs(
     name: str = "graphs",
     classes: Sequence[str] | None = None,
 ) -> Graphs:
-    """Makes the data of several graphs, some of which are trained on and others tested on (inductive).
+    """Makes the data of several graphs, each of one role (inductive).
 
         given = data.from_graphs(train=[(features, edges, labels), ...], search=[...], test=[...])
 
@@ -173,29 +164,23 @@ def from_graphs(
       ValueError: as `from_graph`, or graphs with different numbers of features.
     """
     given = {"train": train, "search": search, "validation": validation, "test": test}
-    graphs, owners = [], []
-    for role, items in given.items():
-        for number, item in enumerate(items):
-            if len(item) != 3:
-                raise ValueError(
-                    f"from_graphs: graph {number} to {role} has {len(item)} parts; expected (features, "
-                    "edges, labels)."
-                )
-            graphs.append(_Graph.make(f"from_graphs: graph {number} to {role}", *item, undirected))
-            owners.append(role)
+    owners = [role for role, items in given.items() for _ in items]
+    graphs = [
+        _Graph.make(f"from_graphs: graph {number} to {role}", *item, undirected)
+        for role, items in given.items()
+        for number, item in enumerate(items)
+    ]
     widths = sorted({graph.features.shape[1] for graph in graphs})
-    if len(widths) > 1:
+    if len(widths) != 1:
         raise ValueError(f"from_graphs: the graphs have {widths} features of a node; expected one number.")
-    most = max((len(graph.features) for graph in graphs), default=0)
+    most = max(len(graph.features) for graph in graphs)
     roles = {role: np.zeros((len(graphs), most), bool) for role in ROLES if role in owners}
     for row, (graph, role) in enumerate(zip(graphs, owners, strict=True)):
         roles[role][row, : len(graph.labels)] = graph.labeled
     return _joined(name, graphs, roles, classes)
 
 
-def load_graph(
-    name: str, *, data_dir: str | os.PathLike | None = None, source_dir: str | os.PathLike | None = None
-) -> Graphs:
+def load_graph(name: str, *, data_dir: str | os.PathLike | None = None) -> Graphs:
     """Reads a citation network with its public split (Yang et al., ICML 2016, section 4.1).
 
     Nodes are papers, and features their words. 20 nodes of each class are trained on; the 500 nodes
@@ -203,41 +188,39 @@ def load_graph(
 
     Args:
       name: "cora", "citeseer" or "pubmed".
-      data_dir, source_dir: folders to look in for `<name>.npz` and `planetoid/<name>.npz`. The file has the
-        features as a CSR matrix (`feat_indptr`, `feat_indices`, `feat_data`, which has one number where
-        all are equal, and `feat_shape`), `edges` int [E, 2], `labels` int [N] with -1 for none, and the
+      data_dir: folder, ~/tensorflow_datasets by default, with `<name>.npz` or `planetoid/<name>.npz`. The
+        file has the features as a CSR matrix (`feat_indptr`, `feat_indices`, `feat_data`, which is one number
+        where all are equal, and `feat_shape`), `edges` int [E, 2], `labels` int [N] with -1 for none, and the
         nodes of the split, `idx_train`, `idx_val` and `idx_test`.
 
     Raises:
+      FileNotFoundError: no such file.
       ValueError: another name, or a file that does not hold this.
-      FileNotFoundError: no such file; the message says where it was looked for.
     """
     if name not in NAMES:
         raise ValueError(
-            f"unknown graph {name!r}{nearest(name, NAMES)} There are {', '.join(NAMES)}; make one of "
-            "your own with data.from_graph."
+            f"unknown graph {name!r}, expected one of {', '.join(NAMES)}, or data.from_graph(...)."
         )
-    folders = [files.as_path(folder) for folder in (source_dir, data_dir) if folder is not None]
-    paths = [
-        path for folder in folders for path in (folder / f"{name}.npz", folder / f"planetoid/{name}.npz")
-    ]
+    folder = data_root(data_dir)
+    paths = [folder / f"{name}.npz", folder / "planetoid" / f"{name}.npz"]
     path = next((path for path in paths if path.is_file()), None)
     if path is None:
-        looked = "; looked for " + ", ".join(map(str, paths)) if paths else ""
         raise FileNotFoundError(
-            f"{name} needs the file {name}.npz, with the arrays {', '.join(_ARRAYS)} and those of the split. "
-            f"Give the folder that has it as source_dir{looked}."
+            f"{name} needs a file of arrays; looked for {paths[0]} and {paths[1]}. Give its folder as "
+            "data_dir."
         )
+    arrays = files.read_arrays(path)
     try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            arrays = {key: archive[key] for key in (*_ARRAYS, *_SPLIT.values())}
-        features = _dense(*(arrays[key] for key in _ARRAYS[:4]))
-    except (KeyError, ValueError, IndexError, TypeError, OSError, EOFError, zipfile.BadZipFile) as error:
-        raise ValueError(
-            f"{path}: not a graph of arrays ({error}); copy it again. Files of pickled objects are not read."
-        ) from error
-    split = {role: arrays[key] for role, key in _SPLIT.items()}
-    return from_graph(features, arrays["edges"], arrays["labels"], **split, name=name)
+        indptr, indices, values, shape = (
+            arrays[f"feat_{key}"] for key in ("indptr", "indices", "data", "shape")
+        )
+        values = np.broadcast_to(values, indices.shape)
+        features = scipy.sparse.csr_array((values, indices, indptr), shape=shape.tolist()).toarray()
+        split: dict[str, Any] = {role: arrays[key] for role, key in _SPLIT.items()}
+        edges, labels = arrays["edges"], arrays["labels"]
+    except (KeyError, ValueError, IndexError, TypeError) as error:
+        raise ValueError(f"{path} lacks an array of a graph, or has another shape ({error}).") from error
+    return from_graph(features, edges, labels, **split, name=name)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -248,12 +231,10 @@ class _Graph:
     edges: np.ndarray
     labels: np.ndarray
     labeled: np.ndarray  # bool [N]
-    duplicates: int
-    self_loops: int
 
     @classmethod
     def make(cls, what: str, features: Any, edges: Any, labels: Any, undirected: bool) -> _Graph:
-        """Checks what a user gives, and makes the edges directed and unique."""
+        """Checks the arrays of a user, and makes the edges directed and unique."""
         check_flags(what, undirected=undirected)
         features, edges, labels = np.asarray(features), np.asarray(edges), as_labels(labels)
         if features.ndim != 2 or features.dtype.kind not in "biuf" or not features.size:
@@ -263,10 +244,7 @@ class _Graph:
             )
         features = features.astype(np.float32)
         if bad := int(np.sum(~np.isfinite(features).all(axis=1))):
-            raise ValueError(
-                f"{what}: the features of {bad:,} nodes hold a NaN or an infinity, or a number beyond the "
-                "range of float32."
-            )
+            raise ValueError(f"{what}: the features of {bad:,} nodes are not finite numbers of float32.")
         count = len(features)
         if labels.shape != (count,):
             raise ValueError(
@@ -275,50 +253,33 @@ class _Graph:
         if not edges.size:  # A graph without edges, as an empty list is one.
             edges = np.zeros((0, 2), np.int64)
         if edges.ndim != 2 or edges.shape[1] != 2 or edges.dtype.kind not in "iu":
-            turned = " Give edges.T." if edges.ndim == 2 and edges.shape[0] == 2 else ""
-            turned += " Write edges.astype(int)." if edges.dtype.kind == "f" else ""
             raise ValueError(
                 f"{what}: edges are {edges.dtype}{list(edges.shape)}; expected integers [edges, 2], a row "
-                f"for each edge.{turned}"
+                "for each edge."
             )
-        outside = ((edges < 0) | (edges >= count)).any(axis=1)
-        if outside.any():
+        if ((edges < 0) | (edges >= count)).any():
             raise ValueError(
-                f"{what}: {int(outside.sum()):,} edges lead out of the graph, the first is "
-                f"{edges[outside][0].tolist()}; nodes are numbered from 0 to {count - 1}."
+                f"{what}: edges lead from {edges.min()} to {edges.max()}; nodes are numbered from 0 to "
+                f"{count - 1}."
             )
-        loops = edges[:, 0] == edges[:, 1]
-        edges = edges[~loops].astype(np.int64)
-        distinct = len(np.unique(edges[:, 0] * count + edges[:, 1]))
+        edges = edges[edges[:, 0] != edges[:, 1]].astype(np.int64)
         if undirected:
             edges = np.concatenate([edges, edges[:, ::-1]])
         numbers = np.unique(edges[:, 1] * count + edges[:, 0])  # by target, then by source
         directed = np.stack([numbers % count, numbers // count], axis=1).astype(np.int32)
-        labeled = labels != ("" if labels.dtype.kind in "UTO" else -1)
-        return cls(features, directed, labels, labeled, int((~loops).sum()) - distinct, int(loops.sum()))
+        return cls(features, directed, labels, labels != ("" if labels.dtype.kind in "UTO" else -1))
 
 
 def _joined(
     name: str, graphs: Sequence[_Graph], roles: Mapping[str, np.ndarray], classes: Sequence[str] | None
 ) -> Graphs:
-    """Graphs filled up to one size, with numbers for their labels."""
-    if not graphs:
-        raise ValueError(f"{name}: there is no graph; give some to train on and some for the test.")
+    """Graphs padded to one size, with numbers for their labels."""
     nodes = max(len(graph.labels) for graph in graphs)
     edges = max(1, *(len(graph.edges) for graph in graphs))  # arrays without elements are a case of their own
     given = np.concatenate([graph.labels[graph.labeled] for graph in graphs])
     numbers, classes = number_labels(given, classes, f"{name}: labels")
     labels = np.full((len(graphs), nodes), -1, np.int32)
-    labeled = _stacked([graph.labeled for graph in graphs], nodes)
-    labels[labeled] = numbers
-    duplicates, self_loops = (sum(getattr(g, kind) for g in graphs) for kind in ("duplicates", "self_loops"))
-    if duplicates or self_loops:
-        logging.info(
-            "%s: %d edges were given more than once, %d lead from a node to itself; both are left out",
-            name,
-            duplicates,
-            self_loops,
-        )
+    labels[_stacked([graph.labeled for graph in graphs], nodes)] = numbers
     return Graphs(
         name=name,
         classes=tuple(classes),
@@ -332,7 +293,7 @@ def _joined(
 
 
 def _stacked(arrays: Sequence[np.ndarray], size: int) -> np.ndarray:
-    """Arrays [n, ...] filled up with zeros to [size, ...] each and stacked; one that fits is not copied."""
+    """Arrays [n, ...] padded with zeros to [size, ...] each and stacked; one that fits is not copied."""
     if len(arrays) == 1 and len(arrays[0]) == size:
         return arrays[0][None]
     stacked = np.zeros((len(arrays), size, *arrays[0].shape[1:]), arrays[0].dtype)
@@ -346,33 +307,13 @@ def _nodes(role: str, nodes: Any, count: int) -> np.ndarray:
     nodes = np.asarray(nodes)
     if nodes.dtype == bool and nodes.shape == (count,):
         return nodes
-    if not nodes.size:
-        raise ValueError(f"from_graph: {role} has no node; leave it out, or give some.")
-    if nodes.ndim != 1 or nodes.dtype.kind not in "iu":
+    mask, numbered = np.zeros(count, bool), nodes.ndim == 1 and nodes.dtype.kind in "iu"
+    if numbered and nodes.size and 0 <= nodes.min() <= nodes.max() < count:
+        mask[nodes] = True
+    if not nodes.size or mask.sum() < len(nodes):  # A number twice: a 0 or a 1 for each node, it seems.
         raise ValueError(
-            f"from_graph: {role} is {nodes.dtype}{list(nodes.shape)}; expected numbers of nodes, or bool "
-            f"[{count}]."
-        )
-    if not 0 <= nodes.min() <= nodes.max() < count:
-        raise ValueError(
-            f"from_graph: {role} has nodes from {nodes.min()} to {nodes.max()}; they are numbered from 0 to "
-            f"{count - 1}."
-        )
-    mask = np.zeros(count, bool)
-    mask[nodes] = True
-    if mask.sum() < len(nodes):
-        raise ValueError(
-            f"from_graph: {role} names some nodes more than once. If it has a 0 or a 1 for each node, make "
-            "it bool: write mask.astype(bool)."
+            f"from_graph: {role} is {nodes.dtype}{list(nodes.shape)}; expected different numbers of nodes "
+            "from 0 to "
+            f"{count - 1}, or bool [{count}]."
         )
     return mask
-
-
-def _dense(indptr: np.ndarray, indices: np.ndarray, data: np.ndarray, shape: np.ndarray) -> np.ndarray:
-    """A CSR matrix as float32 [N, F]; one number stands for all."""
-    count, width = shape.tolist()
-    if len(indptr) != count + 1:
-        raise ValueError(f"feat_indptr has {len(indptr)} numbers for {count} nodes")
-    features = np.zeros((count, width), np.float32)
-    features[np.repeat(np.arange(count), np.diff(indptr)), indices] = data if len(data) > 1 else data[0]
-    return features

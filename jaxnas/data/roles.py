@@ -1,4 +1,4 @@
-"""What parts of the data may be used for, and arrays that nobody changes: of images and of texts."""
+"""Roles: uses that parts of the data are for, and read-only arrays."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ P = TypeVar("P", bound=Any)  # The data of one `role`, which a method `join` joi
 
 
 def check_role(role: str) -> None:
-    """Raises ValueError for a role that is not known."""
+    """Raises ValueError for an unknown role."""
     if role not in ROLES:
         raise ValueError(f"unknown role {role!r}, expected one of {', '.join(ROLES)}")
 
 
 def read_only(array: np.ndarray) -> np.ndarray:
-    """Returns a view of an array that cannot be written to."""
+    """Returns a read-only view of an array."""
     view = array.view()
     view.flags.writeable = False
     return view
@@ -26,17 +26,17 @@ def read_only(array: np.ndarray) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Parts(Generic[P]):
-    """Data in disjoint parts, one for each role. A task refuses a part for a use that its role is not for.
+    """Data in disjoint parts, one for each role; a task rejects a part for a use that its role is not for.
 
     Args:
       name: of the data.
-      train: to train on, without the other parts.
-      search: compares architectures in a search; None if nothing was held out.
-      validation: watches networks that are trained; None for none.
-      test: for the networks that were chosen.
+      train: trains networks.
+      search: compares architectures; None if nothing was held out.
+      validation: monitors trainings; None for none.
+      test: measures the chosen networks.
 
     Raises:
-      ValueError: a part in the place of another, or none to train on or for the test.
+      ValueError: a part in the place of another, or none for training or the test.
     """
 
     name: str
@@ -48,8 +48,7 @@ class Parts(Generic[P]):
     def __post_init__(self):
         if missing := {"train", "test"} - set(self.splits):
             raise ValueError(
-                f"{self.name} has no data of the role {' or '.join(map(repr, sorted(missing)))}; "
-                "only those of 'search' and 'validation' may be left out."
+                f"{self.name} has no data of the role {' or '.join(map(repr, sorted(missing)))}."
             )
         for role, part in self.splits.items():
             if part.role != role:
@@ -59,12 +58,12 @@ class Parts(Generic[P]):
 
     @property
     def splits(self) -> dict[str, P]:
-        """The parts that there are, by role."""
+        """The parts by role, without those that are None."""
         splits = {role: getattr(self, role) for role in ROLES}
         return {role: part for role, part in splits.items() if part is not None}
 
     def whole(self) -> Self:
-        """The data whose part to train on includes what was held out for a search."""
+        """The data with the part held out for a search joined to the training part."""
         if self.search is None:
             return self
         return dataclasses.replace(self, train=self.train.join(self.search), search=None)

@@ -8,13 +8,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
-from absl import logging
 
 from jaxnas.data.datasets import check_prepared, class_names, examples, open_prepared
 from jaxnas.data.encoding import Encoding, Parts, count_unknown
-from jaxnas.data.labeled import Labeled, make_splits, number_labels
+from jaxnas.data.labeled import Labeled, make_splits
 from jaxnas.data.roles import ROLES
-from jaxnas.data.splits import Split
+from jaxnas.data.splits import HeldOut, Split
 from jaxnas.data.vectors import Vectors, read_vectors
 from jaxnas.data.vocabulary import Vocabulary, WordVocabulary
 
@@ -26,16 +25,15 @@ _PARTED = {"sst5": "words", "sst2": "words", "listops": "symbols"}
 class Sentences(Labeled):
     """Texts with labels, in disjoint splits of "tokens" int32 [n, T] and "mask" bool [n, T].
 
-    The mask is True where there is a token. Behind the end of a text is `<eos>`, where tokens are words, and
-    else 0: what stands there means nothing.
+    The mask is True where there is a token; tokens of the padding are undefined.
 
     Args:
       vocabulary: of the training texts.
-      unknown: how many words of each role the vocabulary does not have.
-      cut: how many texts of each role are longer than T, of which a part is left out.
+      unknown: number of words of each role that the vocabulary does not have.
+      cut: number of texts of each role that are longer than T, of which a part is left out.
       encoding: how the texts became tokens.
       development: whether `search` is an official part of its own, which is never trained on.
-      vectors: of the tokens, which a network gets beside them; None for none.
+      vectors: of the tokens, which a network receives with them; None for none.
 
     Raises:
       ValueError: tokens that are not integers, or not in the vocabulary, or as `Labeled`.
@@ -54,14 +52,14 @@ class Sentences(Labeled):
             tokens, mask = (np.asarray(split.inputs[name]) for name in ("tokens", "mask"))
             if tokens.dtype != np.int32 or mask.dtype != bool or tokens.shape != (len(split), self.length):
                 raise ValueError(
-                    f"{self.name}: the {role} split has tokens {tokens.dtype}{list(tokens.shape)} and a mask"
-                    f" {mask.dtype}{list(mask.shape)}; expected int32 and bool [{len(split)}, {self.length}]"
+                    f"{self.name}: the {role} split has tokens {tokens.dtype}{list(tokens.shape)} and a mask "
+                    f"{mask.dtype}{list(mask.shape)}; expected int32 and bool [{len(split)}, {self.length}]."
                 )
             if tokens.min() < 0 or tokens.max() >= self.vocabulary.size:
-                wrong = tokens.min() if tokens.min() < 0 else tokens.max()
                 raise ValueError(
-                    f"{self.name}: the {role} split has the token {wrong}; tokens are from 0 to"
-                    f" {self.vocabulary.size - 1} in this vocabulary"
+                    f"{self.name}: the {role} split has tokens from {tokens.min()} to {tokens.max()}; "
+                    "expected "
+                    f"0 to {self.vocabulary.size - 1}, as in its vocabulary."
                 )
 
     @property
@@ -70,10 +68,7 @@ class Sentences(Labeled):
         return self.train.inputs["mask"].shape[1]
 
     def whole(self) -> Self:
-        """The data for a retraining, in which nothing is held out for a search any more.
-
-        An official development part becomes "validation", and what was held out is trained on.
-        """
+        """The data for a retraining; an official development part becomes "validation"."""
         if self.search is None or not self.development:
             return super().whole()
         watched = Split("validation", self.search.inputs, self.search.labels)
@@ -83,12 +78,12 @@ class Sentences(Labeled):
 def with_vectors(
     sentences: Sentences, path: str | os.PathLike, dim: int | None = None, seed: int = 0
 ) -> Sentences:
-    """The sentences with vectors of their words from a file, see `vectors.read_vectors`.
+    """Adds vectors of words from a file, see `vectors.read_vectors`.
 
     Args:
       sentences: of words.
       path: of a file of GloVe's.
-      dim: numbers of a vector, if it is to be checked.
+      dim: expected numbers of a vector; None for any.
       seed: of the vectors of words that the file does not have.
 
     Raises:
@@ -96,14 +91,13 @@ def with_vectors(
     """
     if not isinstance(words := sentences.vocabulary, WordVocabulary):
         raise ValueError(
-            f"embeddings {path} are of words, and the tokens of {sentences.name} are"
-            f" {sentences.encoding.tokens}; choose tokens='words' or 'english', or no embeddings."
+            f"embeddings {path} are of words, and the tokens of {sentences.name} are "
+            f"{sentences.encoding.tokens}; choose tokens='words' or 'english', or no embeddings."
         )
     vectors = read_vectors(path, words.words or (), seed)
     if dim is not None and dim != vectors.dim:
         raise ValueError(
-            f"embedding_dim is {dim}, and the vectors of {path} have {vectors.dim} numbers each; change the"
-            " one, or name another file."
+            f"embedding_dim is {dim}, and the vectors of {path} have {vectors.dim} numbers each."
         )
     return dataclasses.replace(sentences, vectors=vectors)
 
@@ -112,17 +106,15 @@ def load_sentences(
     name: str,
     *,
     data_dir: str | os.PathLike | None = None,
-    source_dir: str | os.PathLike | None = None,
     encoding: Encoding | None = None,
     phrases: bool = False,
     search_fraction: float | None = None,
     seed: int = 0,
 ) -> Sentences:
-    """Loads labeled texts by name, and encodes them by the vocabulary of those to train on.
+    """Loads labeled texts by name, and encodes them by the vocabulary of the training texts.
 
-    "sst5", "sst2", "trec", "mr", "subj", "cr", "mpqa", "imdb_reviews" and "listops" are prepared from their
-    original files in `source_dir`. Any other name is a TFDS dataset that was prepared as array_record before,
-    with features "text" and "label" and the splits train, test and perhaps validation.
+    A name is a TFDS dataset with features "text" and "label" and the splits train, test and perhaps
+    validation, prepared as array_record by `python -m tools.prepare` or by TFDS.
 
     The official validation part is the role "search", and "validation" in a retraining (see
     `Sentences.whole`). If there is none, or a `search_fraction` is given, "search" is held out of the
@@ -130,53 +122,44 @@ def load_sentences(
 
     Args:
       name: TFDS name, also with config and version as in "name/config:1.0.0".
-      data_dir: where prepared data are; None is TFDS's own default, ~/tensorflow_datasets.
-      source_dir: folder with original files, also in its subfolders, needed once for those above.
-      encoding: how texts become tokens; None for the usual one of the data: words as they are of "sst5" and
-        "sst2", symbols of "listops", and English words of others.
-      phrases: train on every labeled phrase of the training part's trees, each different one once;
-        of "sst5" and "sst2". The other roles are whole sentences.
+      data_dir: of prepared data; None is TFDS's own default, ~/tensorflow_datasets.
+      encoding: how texts become tokens; None for the usual one: words as they are of "sst5" and "sst2",
+        symbols of "listops", and English words of others.
+      phrases: train on each different labeled phrase of the trees of "sst5" and "sst2".
       search_fraction: share of the training part that is held out for a search, stratified; None for 0.2
         where there is no official validation part.
       seed: of what is held out.
 
     Raises:
-      ValueError: unknown name (with the nearest known one), or a dataset that isn't such texts; phrases of
-        one that has none, or with a share that is held out of them; a text without a token; or a share
-        that leaves nothing to train on.
-      FileNotFoundError: the dataset is not prepared; the message says how to.
+      FileNotFoundError: the dataset is not prepared.
+      ValueError: a dataset without such texts or phrases, a share that is held out of phrases or leaves
+      nothing
+        to train on, or a text without a token.
     """
     if phrases and search_fraction:
         raise ValueError(
-            f"{name}: search_fraction is {search_fraction} and phrases is True; phrases overlap, so a network"
-            " would have been trained on parts of those that are held out. Leave search_fraction out, and the"
-            " development part is for the search."
+            f"{name}: search_fraction is {search_fraction} and phrases is True; phrases overlap, so a "
+            "network "
+            "would be trained on parts of the held-out ones. Leave search_fraction out: the development "
+            "part is "
+            "for the search."
         )
-    builder = open_prepared(name, data_dir, source_dir)
-    check_prepared(name, builder.info, ("text", "label"), ("train", "test"))
-    if phrases and "phrases" not in builder.info.splits:
-        found = ", ".join(sorted(builder.info.splits))
-        raise ValueError(f"{name} has no labeled phrases, only {found}; phrases=True is for sst5 and sst2.")
+    builder = open_prepared(name, data_dir)
     official = {"train": "phrases" if phrases else "train", "validation": "validation", "test": "test"}
+    check_prepared(name, builder.info, ("text", "label"), (official["train"], "test"))
     read = {role: _read(builder, part) for role, part in official.items() if part in builder.info.splits}
     classes = class_names(builder.info, [labels for _, labels in read.values()])
     development = "validation" in read and search_fraction is None
     if development:
         read["search"] = read.pop("validation")
-    fractions = {} if development else {"search": 0.2 if search_fraction is None else search_fraction}
+    held_out = HeldOut(search=0.2 if search_fraction is None else search_fraction, seed=seed)
     encoding = Encoding(tokens=usual_tokens(name)) if encoding is None else encoding
-    given = {
-        role: (
-            texts,
-            number_labels(labels, classes, f"{name}, {official.get(role, 'validation')}: labels")[0],
-        )
-        for role, (texts, labels) in read.items()
-    }
-    return make_sentences(name, given, classes, fractions, seed, encoding, development=development)
+    made = make_sentences(name, read, classes, held_out, encoding)
+    return dataclasses.replace(made, development=development)
 
 
 def usual_tokens(name: str) -> str:
-    """What the tokens of a named data set usually are."""
+    """The usual tokens of a named data set."""
     return _PARTED.get(name.partition(":")[0].partition("/")[0], "english")
 
 
@@ -184,22 +167,10 @@ def make_sentences(
     name: str,
     given: Mapping[str, tuple[Sequence[str], np.ndarray]],
     classes: Sequence[str],
-    fractions: Mapping[str, float],
-    seed: int,
+    held_out: HeldOut,
     encoding: Encoding,
-    *,
-    development: bool = False,
 ) -> Sentences:
-    """Makes sentences of texts with labels, and holds the roles that are not given out of the training texts.
-
-    Args:
-      name: of the data.
-      given: texts and labels int32 [n] by role, at least of "train".
-      classes: names of the labels.
-      fractions: what is held out for each role that is not given; see `make_splits`.
-      seed: of what is held out.
-      encoding: how texts become tokens.
-      development: see `Sentences`.
+    """Makes sentences of texts with labels int32 [n] by role, and holds out the roles that are not given.
 
     Raises:
       ValueError: a text without a token, a symbol that the training texts do not have, or as `make_splits`.
@@ -208,7 +179,7 @@ def make_sentences(
         role: ({"parts": _parts(encoding, texts, f"{name}, {role}")}, labels)
         for role, (texts, labels) in given.items()
     }
-    splits = make_splits(name, parts, fractions, seed, classes)
+    splits = make_splits(name, parts, held_out, classes)
     texts: dict[str, list[Parts]] = {
         role: list(splits[role].inputs["parts"][:]) for role in ROLES if role in splits
     }
@@ -217,13 +188,6 @@ def make_sentences(
     encoded = {
         role: encoding.encode(rows, vocabulary, length, f"{name}, {role}") for role, rows in texts.items()
     }
-    unknown = {role: count_unknown(rows, vocabulary) for role, rows in encoded.items()}
-    cut = {role: sum(len(row) > length for row in rows) for role, rows in texts.items()}
-    for role in texts:
-        if unknown[role] or cut[role]:
-            logging.info(
-                "%s, %s: %d words are unknown, %d texts are cut", name, role, unknown[role], cut[role]
-            )
     made: dict[str, Any] = {
         role: dataclasses.replace(split, inputs=encoded[role]) for role, split in splits.items()
     }
@@ -231,10 +195,9 @@ def make_sentences(
         name=name,
         classes=tuple(classes),
         vocabulary=vocabulary,
-        unknown=unknown,
-        cut=cut,
+        unknown={role: count_unknown(rows, vocabulary) for role, rows in encoded.items()},
+        cut={role: sum(len(row) > length for row in rows) for role, rows in texts.items()},
         encoding=encoding,
-        development=development,
         **made,
     )
 
@@ -245,7 +208,7 @@ def _parts(encoding: Encoding, texts: Sequence[str], what: str) -> np.ndarray:
     for number, row in enumerate(parts, 1):
         if not row:
             raise ValueError(
-                f"{what}: text {number} has no token: {str(texts[number - 1])[:60]!r}; remove it or mend it."
+                f"{what}: text {number} has no token: {str(texts[number - 1])[:60]!r}; remove it."
             )
     return parts
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxnas.checks import check_counts, check_numbers
 from jaxnas.data.roles import check_role, read_only
 
 # Draws of a seed, none of which shares its random bits with an epoch of the batches.
@@ -15,22 +16,13 @@ _STREAMS = {"search": 2**64 - 1, "test": 2**64 - 2, "validation": 2**64 - 3}
 
 @functools.lru_cache(maxsize=8)
 def permutation(n: int, seed: int, stream: int = 0) -> np.ndarray:
-    """Returns the numbers 0 .. n-1 in random order, a pure function of the arguments.
+    """Returns the numbers 0 .. n-1 in random order, int64 [n], read-only.
 
     Args:
       n: how many numbers.
       seed: from 0 to 2**64 - 1.
-      stream: from 0 to 2**64 - 1; another stream of the same seed, e.g. the epoch.
-
-    Returns:
-      int64 [n], read-only.
-
-    Raises:
-      ValueError: the seed or the stream is out of range.
+      stream: likewise; another stream of the same seed, e.g. the epoch.
     """
-    if not (0 <= seed < 2**64 and 0 <= stream < 2**64):
-        name, wrong = ("stream", stream) if 0 <= seed < 2**64 else ("seed", seed)
-        raise ValueError(f"{name} is {wrong}, expected 0 to 2**64 - 1.")
     # NumPy promises stable raw bits of a bit generator, but not of Generator.permutation.
     bits = np.random.Philox(key=np.array([seed, stream], np.uint64)).random_raw(n)
     order = np.argsort(bits, kind="stable")
@@ -47,81 +39,89 @@ def uniform(bits: np.random.BitGenerator, n: int) -> np.ndarray:
 def stratified(
     labels: np.ndarray, size: int, seed: int, role: str = "search"
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Draws `size` examples with the classes in proportion (largest remainders).
+    """Draws examples with the classes in proportion (largest remainders).
 
     Args:
       labels: int [n], not negative.
       size: how many to draw, 0 < size < n.
-      seed: the draw is a pure function of labels, size, seed and role.
-      role: what they are drawn for: "search", "validation" or "test".
+      seed: of the draw.
+      role: "search", "validation" or "test"; each has its own draw.
 
     Returns:
-      (drawn int64 [size], the others int64 [n - size]), each in increasing order; together
-      they hold every index once.
-
-    Raises:
-      ValueError: the size would leave one of the two sides empty.
+      (drawn int64 [size], the others int64 [n - size]), each in increasing order.
     """
-    n = len(labels)
-    if not 0 < size < n:
-        raise ValueError(f"cannot draw {size} of {n} examples and leave both sides with some")
-    count = np.bincount(labels)
+    n, count = len(labels), np.bincount(labels)
     quota, remainder = np.divmod(count * size, n)
     most = np.argsort(-remainder, kind="stable")
     quota[most[: size - quota.sum()]] += 1
     order = permutation(n, seed, _STREAMS[role])
     by_class = order[np.argsort(labels[order], kind="stable")]
     first = np.repeat(np.cumsum(count) - count, count)
-    rank = np.arange(n) - first
-    chosen = rank < np.repeat(quota, count)
+    chosen = np.arange(n) - first < np.repeat(quota, count)
     return np.sort(by_class[chosen]), np.sort(by_class[~chosen])
 
 
-def hold_out(
-    labels: np.ndarray, fractions: Mapping[str, float], seed: int, what: str
-) -> dict[str, np.ndarray]:
-    """Divides examples among roles, each with the classes in proportion.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HeldOut:
+    """Shares of the training examples that become the other roles, with the classes in proportion.
 
-    Args:
-      labels: int [n], not negative.
-      fractions: the share that is held out for "test", "validation" and "search", in this order,
-        each of what is left by those before; 0 holds nothing out.
+    Each share is of what the ones before it leave; 0 holds nothing out. A role whose examples are given
+    needs no share.
+
+    Attributes:
+      test: share that measures chosen networks, held out first.
+      validation: share that monitors trainings.
+      search: share that compares architectures.
       seed: of the draws.
-      what: the data, for messages.
-
-    Returns:
-      The examples of each role that has some, int64 [k] in increasing order; "train" has the rest.
-
-    Raises:
-      ValueError: a share that is none, or one that holds out nothing or all.
     """
-    for role, fraction in fractions.items():
-        if not 0 <= fraction < 1:
-            raise ValueError(f"{what}: {role}_fraction is {fraction}, expected 0 to below 1")
-    rest, held_out = np.arange(len(labels)), {}
-    for role in ("test", "validation", "search"):
-        if not (fraction := fractions.get(role, 0)):
-            continue
-        size = round(len(rest) * fraction)
-        if not 0 < size < len(rest):
-            raise ValueError(
-                f"{what}: {role}_fraction={fraction} of {len(rest)} examples is {size}, and both {role} and "
-                f"what is left to train on need some. Give more examples, or another {role}_fraction."
-            )
-        drawn, left = stratified(labels[rest], size, seed, role)
-        held_out[role], rest = rest[drawn], rest[left]
-    return {"train": rest, **held_out}
+
+    test: float = 0.2
+    validation: float = 0.0
+    search: float = 0.2
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_numbers(self, "test", "validation", "search", least=0, below=1)
+        check_counts(self, "seed", least=0, most=2**64 - 1)
+
+    def rows(self, labels: np.ndarray, given: Sequence[str], what: str) -> dict[str, np.ndarray]:
+        """Divides examples among the roles.
+
+        Args:
+          labels: int [n], not negative.
+          given: roles that have examples of their own.
+          what: the data, for messages.
+
+        Returns:
+          The examples of each role, int64 [k] in increasing order; "train" has the rest.
+
+        Raises:
+          ValueError: a share that holds out nothing or all, or no examples for the test.
+        """
+        if "test" not in given and not self.test:
+            raise ValueError(f"{what}: nothing is given or held out for the test. Set test=0.2, say.")
+        rest, held_out = np.arange(len(labels)), {}
+        for role in ("test", "validation", "search"):
+            if role in given or not (share := getattr(self, role)):
+                continue
+            size = round(len(rest) * share)
+            if not 0 < size < len(rest):
+                raise ValueError(
+                    f"{what}: {role}={share} of {len(rest)} examples is {size}, which leaves one side empty. "
+                    "Give more examples, or another share."
+                )
+            drawn, left = stratified(labels[rest], size, self.seed, role)
+            held_out[role], rest = rest[drawn], rest[left]
+        return {"train": rest, **held_out}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SourceImages:
-    """Images that are decoded on demand.
-
-    Indexing with an int array [b] reads these images: uint8 [b, H, W, C].
+    """Images that are decoded on demand: indexing by an int array [b] gives uint8 [b, H, W, C].
 
     Args:
       source: a `Decoder`, whose `__getitems__(list of int)` gives examples with an "image".
-      rows: int64 [n], which examples of the source are ours.
+      rows: int64 [n], examples of the source.
       image_shape: (H, W, C).
     """
 
@@ -130,16 +130,12 @@ class SourceImages:
     image_shape: tuple[int, int, int]
 
     dtype = np.dtype(np.uint8)
+    ndim = 4
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        """As of an array, [N, H, W, C]."""
+        """[n, H, W, C]."""
         return (len(self.rows), *self.image_shape)
-
-    @property
-    def ndim(self) -> int:
-        """As of an array."""
-        return 4
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -153,7 +149,7 @@ class SourceImages:
 
 
 def select(images: np.ndarray | SourceImages, rows: np.ndarray) -> np.ndarray | SourceImages:
-    """The examples of some rows, int64 [k]; those that are read on demand are not read."""
+    """Selects examples, int64 [k]; images on demand are not decoded."""
     if isinstance(images, SourceImages):
         return dataclasses.replace(images, rows=images.rows[rows])
     return images[rows]
@@ -167,13 +163,12 @@ def _joined(first: np.ndarray | SourceImages, second: np.ndarray | SourceImages)
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Split:
-    """Labeled examples that know what they may be used for.
+    """Labeled examples of a role.
 
     Args:
       role: "train", "search", "validation" or "test".
-      inputs: what a network is given, by name, each [n, ...]: {"image"} or {"tokens", "mask"}.
-        NumPy arrays are kept as read-only views.
-      labels: int32 [n], not negative, or targets of a regression, floating-point [n].
+      inputs: of a network by name, each [n, ...]: {"image"} or {"tokens", "mask"}; read-only.
+      labels: int32 [n], not negative, or targets of a regression, floating-point [n]; read-only.
 
     Raises:
       ValueError: unknown role, wrong shapes or dtypes, no examples.
@@ -185,22 +180,18 @@ class Split:
 
     def __post_init__(self):
         check_role(self.role)
-        for name, array in self.inputs.items():
-            if len(array) != len(self.labels):
-                raise ValueError(
-                    f"the {self.role} split has {len(array)} of {name!r} and {len(self.labels)} labels"
-                )
-        whole = self.labels.dtype == np.int32
-        if not (whole or self.labels.dtype.kind == "f") or self.labels.ndim != 1:
+        dtype, n = self.labels.dtype, len(self.labels)
+        if not (dtype == np.int32 or dtype.kind == "f") or self.labels.ndim != 1 or not n:
             raise ValueError(
-                "labels must be int32 or floating-point [n], got"
-                f" {self.labels.dtype} {list(self.labels.shape)}"
+                f"the {self.role} split has labels {dtype}{list(self.labels.shape)}, expected int32 or "
+                "floating-point [n] of at least one example"
             )
-        if not len(self.labels):
-            raise ValueError(f"the {self.role} split has no examples")
-        if whole and self.labels.min() < 0:
+        for name, array in self.inputs.items():
+            if len(array) != n:
+                raise ValueError(f"the {self.role} split has {len(array)} of {name!r} and {n} labels")
+        if dtype == np.int32 and self.labels.min() < 0:
             raise ValueError(
-                f"the {self.role} split has examples without a label (label {self.labels.min()})"
+                f"the {self.role} split has the label {self.labels.min()}, expected none below 0"
             )
         inputs = {k: read_only(x) if isinstance(x, np.ndarray) else x for k, x in self.inputs.items()}
         object.__setattr__(self, "inputs", inputs)
@@ -219,14 +210,14 @@ class Split:
         return self.inputs["image"]
 
     def take(self, rows: Sequence[int] | np.ndarray) -> dict[str, np.ndarray]:
-        """Reads some examples: the inputs [b, ...] by name and "label" int32 [b], for rows int [b]."""
+        """Reads the examples of rows int [b]: inputs [b, ...] by name, and "label" [b]."""
         rows = np.asarray(rows, np.int64)
         return {**{name: x[rows] for name, x in self.inputs.items()}, "label": self.labels[rows]}
 
     def join(self, other: "Split") -> "Split":
-        """The examples of both splits, those of `other` last, in the role of this one.
+        """The examples of both splits in the role of this one, those of `other` last.
 
-        What is read on demand stays so if both have it from one source, and is else read into memory.
+        Images on demand stay so if both are of one source, and are read into memory otherwise.
         """
         inputs = {k: _joined(x, other.inputs[k]) for k, x in self.inputs.items()}
         return Split(self.role, inputs, np.concatenate([self.labels, other.labels]))

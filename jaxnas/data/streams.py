@@ -1,33 +1,31 @@
-"""Batches of a text in which each row goes on where it stopped, and whole texts for evaluation."""
+"""Batches of a text in which each row continues where it stopped, and whole texts for evaluation."""
 
 import dataclasses
-import operator
 
 import numpy as np
 
+from jaxnas.data.batches import check_shards
 from jaxnas.data.corpus import Stream
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ContiguousBatches:
-    """Batches for a recurrent model: row r goes on in the next batch where it stopped.
+    """Batches for a recurrent model: row r continues in the next batch where it stopped.
 
-    `at(step)` depends on nothing but these fields and the step. So there is no state to save: a
-    run that resumes at a step sees what it would have seen. Of a stream of n tokens the first
-    n - 1 are cut into `batch_size` rows of `(n - 1) // batch_size`, one after the other in the
-    text; what is left of a row after `steps_per_epoch` pieces of `length` is not used.
+    `at(step)` depends only on these fields and the step. Of a stream of n tokens, the first n - 1 are cut
+    into `batch_size` rows of `(n - 1) // batch_size`; the rest of a row after `steps_per_epoch` pieces of
+    `length` is not used.
 
     Args:
       stream: n tokens.
       batch_size: B, rows of the global batch, over all processes.
       length: T, tokens of each row in a batch.
       shard: (index, count): this process takes the index-th of count equal parts of the rows.
-      seed: from 0 to 2**64 - 1: each epoch starts at a random place of the stream and goes on
-        at its beginning when it comes to its end; so rows and their pieces are cut elsewhere
-        in each epoch.
+      seed: from 0 to 2**64 - 1: each epoch starts at a random place of the stream and continues at its
+        beginning when it comes to its end.
 
     Raises:
-      ValueError: rows longer than the stream, or not divisible by the shards, or the like.
+      ValueError: more tokens in a batch than the stream has, or a batch not divisible by the shards.
     """
 
     stream: Stream
@@ -37,26 +35,14 @@ class ContiguousBatches:
     seed: int = 0
 
     def __post_init__(self):
-        _check_sizes(self.stream, self.batch_size, self.length)
-        n, (index, count) = len(self.stream), self.shard
+        n = len(self.stream)
         if self.batch_size * self.length > n - 1:
-            rows, length = (n - 1) // self.length, (n - 1) // self.batch_size
-            fits = [f"{rows} rows of this length"] * (rows > 0)
-            fits += [f"this many rows of length {length}"] * (length > 0)
             raise ValueError(
-                f"{self.batch_size} rows of {self.length} tokens and the next one are"
-                f" {self.batch_size * self.length + 1} tokens, and the {self.stream.role!r} stream"
-                f" has {n}; what fits is {' or '.join(fits) or f'1 row of length {n - 1}'}"
+                f"{self.batch_size} rows of {self.length} tokens and the next one are "
+                f"{self.batch_size * self.length + 1} tokens, and the {self.stream.role!r} stream has {n}; "
+                f"{self.batch_size} rows of {(n - 1) // self.batch_size} would fit."
             )
-        if not 0 <= index < count:
-            raise ValueError(f"shard must be (index, count) with 0 <= index < count, got {self.shard}")
-        if self.batch_size % count:
-            raise ValueError(
-                f"a batch of {self.batch_size} rows cannot be shared by {count} processes; choose a"
-                f" multiple of {count}"
-            )
-        if not 0 <= self.seed < 2**64:
-            raise ValueError(f"seed must be in [0, 2**64), got {self.seed}")
+        check_shards(self.batch_size, self.shard)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -74,14 +60,8 @@ class ContiguousBatches:
           "documents": int32 [b, T], not decreasing in a row, the document of each of `tokens`,
           "first": bool [b], True at the first step of an epoch: what the model remembers must be
           cleared}, b = batch_size / shard count.
-
-        Raises:
-          ValueError: a negative step.
         """
-        step = operator.index(step)
-        if step < 0:
-            raise ValueError(f"step must not be negative, got {step}")
-        epoch, position = divmod(step, self.steps_per_epoch)
+        epoch, position = divmod(int(step), self.steps_per_epoch)
         n, (index, count) = len(self.stream), self.shard
         part = self.batch_size // count
         rows = np.arange(index * part, (index + 1) * part)
@@ -99,7 +79,7 @@ class ContiguousBatches:
         }
 
     def _offset(self, epoch: int) -> int:
-        """Returns where in the stream an epoch starts."""
+        """Place of the stream at which an epoch starts."""
         # NumPy promises stable raw bits of a bit generator, but not of Generator.integers.
         bits = np.random.Philox(key=np.array([self.seed, epoch], np.uint64))
         return int(bits.random_raw()) % len(self.stream)
@@ -108,10 +88,9 @@ class ContiguousBatches:
 def evaluation_streams(stream: Stream, batch_size: int, length: int) -> dict[str, np.ndarray]:
     """Returns a whole text in batches of one shape, for a `lax.scan` that carries the memory.
 
-    Every token but the first of the stream is a target of weight 1 exactly once, and all else is
-    of weight 0: so the perplexity is exactly `exp(sum(nats * weight) / sum(weight))`. Row r goes on
-    in the next batch where it stopped; a model sees all that was before a target if there is one
-    row.
+    Every token but the first is a target of weight 1 exactly once, and padding has weight 0: the perplexity
+    is exactly `exp(sum(nats * weight) / sum(weight))`. Row r continues in the next batch where it stopped;
+    with one row, a model sees all that is before a target.
 
     Args:
       stream: n tokens.
@@ -124,12 +103,11 @@ def evaluation_streams(stream: Stream, batch_size: int, length: int) -> dict[str
       m = ceil(ceil((n - 1) / B) / T).
 
     Raises:
-      ValueError: batch_size or length is not positive, or the stream has only one token.
+      ValueError: a stream of one token.
     """
-    _check_sizes(stream, batch_size, length)
     targets = len(stream) - 1
     if not targets:
-        raise ValueError(f"the {stream.role!r} stream has one token and no next one to predict; it needs two")
+        raise ValueError(f"the {stream.role!r} stream has one token, expected at least two.")
     row = -(-targets // batch_size)
     m = -(-row // length)
     offset = np.arange(m * length).reshape(m, 1, length)
@@ -143,11 +121,3 @@ def evaluation_streams(stream: Stream, batch_size: int, length: int) -> dict[str
         "weight": real.astype(np.float32),
         "first": np.broadcast_to(np.arange(m)[:, None] == 0, (m, batch_size)).copy(),
     }
-
-
-def _check_sizes(stream: Stream, batch_size: int, length: int) -> None:
-    for name, value in (("batch_size", batch_size), ("length", length)):
-        if value < 1:
-            raise ValueError(
-                f"{name} must be positive, got {value} (the {stream.role!r} stream has {len(stream)} tokens)"
-            )

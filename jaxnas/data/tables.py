@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from jaxnas.data.labeled import Labeled, make_splits, number_labels
-from jaxnas.data.splits import Split
+from jaxnas.data.splits import HeldOut, Split
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -19,8 +19,7 @@ class Table(Labeled):
     target, float32.
 
     Args:
-      classes: the name of each class; () for a regression.
-      mean, std: float64 [F], of the columns over the rows to train on; the `std` of a constant column is 1.
+      mean, std: float64 [F], of the training rows; the `std` of a constant column is 1.
       target_mean, target_std: of the targets of a regression, likewise.
     """
 
@@ -30,18 +29,14 @@ class Table(Labeled):
     target_std: float = 1.0
 
     def rows(self, x: Any) -> np.ndarray:
-        """Returns rows [n, F] in their own units as a network takes them, float32 [n, F].
-
-        Raises:
-          ValueError: no finite numbers, or rows of other columns.
-        """
+        """Standardizes rows [n, F] as a network takes them, float32 [n, F]."""
         x = _numbers("x", x, 2)
         if x.shape[1:] != self.mean.shape:
             raise ValueError(f"{self.name}: rows have {x.shape[1]} columns, expected {len(self.mean)}.")
         return ((x - self.mean) / self.std).astype(np.float32)
 
     def targets(self, outputs: Any) -> np.ndarray:
-        """Returns a network's outputs [n, 1] as targets of a regression in their own unit, float64 [n]."""
+        """Converts a network's outputs [n, 1] to targets in their own unit, float64 [n]."""
         return np.asarray(outputs, np.float64)[:, 0] * self.target_std + self.target_mean
 
 
@@ -52,27 +47,22 @@ def from_table(
     y_test: Any = None,
     *,
     name: str = "table",
-    search_fraction: float = 0.2,
-    validation_fraction: float = 0.0,
-    test_fraction: float = 0.2,
-    seed: int = 0,
+    held_out: HeldOut = HeldOut(),
 ) -> Table:
-    """Makes a data set of rows of numbers, and holds part of the rows out for the other roles.
+    """Makes a data set of rows of numbers, and holds out part of the rows for the other roles.
 
-    Columns may have any unit: networks get each one standardized by its mean and standard deviation over the
-    rows to train on. So they do the targets of a regression, whose metrics are in the unit of the targets.
+    Columns, and targets of a regression, may have any unit: they are standardized by the training rows.
+    Metrics are in the unit of the targets.
 
     Args:
       x: rows to train on, numbers [n, F].
-      y: what to predict, [n]: floating-point numbers for a regression, integers from 0 or strings for
-        classes.
-      x_test, y_test: for the networks that are chosen, likewise; None to hold a part of `x` out.
+      y: [n]: floating-point targets of a regression; integers from 0 or strings are classes.
+      x_test, y_test: of the test, likewise; None to hold out a part of `x`.
       name: of the data.
-      search_fraction, validation_fraction, test_fraction, seed: as of `from_arrays`.
+      held_out: shares of the other roles.
 
     Raises:
-      ValueError: shapes or values that do not fit each other, NaNs, rows or targets that are all alike, or
-        shares that leave a role without a class.
+      ValueError: arrays that do not fit each other, non-finite values, or constant rows or targets.
     """
     what = f"from_table ({name})"
     if (x_test is None) != (y_test is None):
@@ -81,16 +71,12 @@ def from_table(
     parts = {"train": (_numbers("x", x, 2), labels)}
     if x_test is not None:
         parts["test"] = _numbers("x_test", x_test, 2), _labels("y_test", y_test, classes)[0]
-    shape = parts["train"][0].shape[1:]
-    for role, (rows, labels) in parts.items():
-        if rows.shape != (len(labels), *shape):
+        if parts["test"][0].shape[1] != parts["train"][0].shape[1]:
             raise ValueError(
-                f"from_table: {list(rows.shape)} numbers and {len(labels):,} labels to {role}; expected "
-                f"[{len(labels)}, {shape[0]}] numbers."
+                f"from_table: x and x_test have {[x.shape[1] for x, _ in parts.values()]} columns."
             )
     given = {role: ({"row": rows}, labels) for role, (rows, labels) in parts.items()}
-    fractions = {"test": test_fraction, "validation": validation_fraction, "search": search_fraction}
-    splits = make_splits(what, given, fractions, seed, classes)
+    splits = make_splits(what, given, held_out, classes)
     train, labels = splits["train"].inputs["row"][:], splits["train"].labels
     if not np.ptp(train, axis=0).any():
         raise ValueError(f"{what}: all rows to train on are alike; there is nothing to learn from them.")
@@ -113,21 +99,24 @@ def _numbers(name: str, given: Any, ndim: int) -> np.ndarray:
     """Numbers as float64, of so many axes."""
     try:
         array = np.asarray(given)
-        text = array.dtype.kind not in "biufO" or any(isinstance(one, str) for one in array.flat)
-        array = array if text else array.astype(np.float64)
-    except (TypeError, ValueError):  # rows of several lengths, or objects that are no numbers
-        array, text = np.asarray(given, object), True
-    if text or array.ndim != ndim or not array.size:
-        expected = "numbers [rows, columns]" if ndim == 2 else "numbers [rows]"
-        hint = " Give columns of text as numbers, as by pandas.get_dummies(x)." * text
+        if array.dtype.kind not in "biufO" or any(isinstance(one, str) for one in array.flat):
+            raise ValueError("text")  # which NumPy would read as numbers
+        array = array.astype(np.float64)
+    except (TypeError, ValueError) as error:
         raise ValueError(
-            f"from_table: {name} is {array.dtype}{list(array.shape)}; expected {expected}.{hint}"
+            f"from_table: {name} holds something else than numbers ({error}). Give columns of text as "
+            "numbers, "
+            "as by pandas.get_dummies(x)."
+        ) from error
+    if array.ndim != ndim or not array.size:
+        raise ValueError(
+            f"from_table: {name} is {array.dtype}{list(array.shape)}; expected numbers with {ndim} axes."
         )
     if not np.abs(array).max() <= np.finfo(np.float32).max:
         row = np.argwhere(~(np.abs(array) <= np.finfo(np.float32).max))[0].tolist()
         raise ValueError(
-            f"from_table: {name}{row} is {array[tuple(row)]}; expected finite numbers in the range of "
-            "float32. Fill in missing values first, or leave these rows out."
+            f"from_table: {name}{row} is {array[tuple(row)]}; expected finite numbers of float32. Fill in "
+            "missing values first, or leave these rows out."
         )
     return array
 
@@ -140,8 +129,8 @@ def _labels(
     regression = array.dtype.kind == "f"
     if classes is not None and regression == bool(classes):
         raise ValueError(
-            f"from_table: {name} is {array.dtype}, and y has {len(classes) or 'no'} classes; expected labels "
-            "of one kind: floating-point numbers for a regression, integers or strings for classes."
+            f"from_table: {name} is {array.dtype}, and y has {len(classes) or 'no'} classes; expected "
+            "floating-point numbers in both for a regression, integers or strings in both for classes."
         )
     if not regression:
         return number_labels(given, classes, f"from_table: {name}")

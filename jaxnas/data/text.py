@@ -1,4 +1,4 @@
-"""Real text for language models: train / search / validation / test streams of tokens."""
+"""Text for language models: train / search / validation / test streams of tokens."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import collections
 import dataclasses
 import itertools
 import os
-import pathlib
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -15,10 +14,11 @@ import numpy as np
 
 from jaxnas.data.corpus import Corpus, Stream
 from jaxnas.data.datasets import check_prepared, examples, open_prepared
+from jaxnas.data.source_files import read_text
+from jaxnas.data.splits import HeldOut
 from jaxnas.data.vocabulary import (
     TOKENIZER,
     ByteVocabulary,
-    PieceVocabulary,
     TokenizerVocabulary,
     Vocabulary,
     learn_pieces,
@@ -42,125 +42,126 @@ def load_text(
     name: str,
     *,
     data_dir: str | os.PathLike | None = None,
-    source_dir: str | os.PathLike | None = None,
     tokenizer: str | None = None,
     search_fraction: float = 0.2,
 ) -> Corpus:
-    """Loads a text and holds the search stream out of its official training part.
+    """Loads a text by name, and holds the search stream out of its official training part.
 
-    "wikitext2", "enwik8" and "tiny_shakespeare" are prepared from their original files in
-    `source_dir`. Any other name is a TFDS dataset that was prepared as array_record before, with a
-    feature "text" and the splits train, validation and test; each of its examples is a document
-    that ends its line.
+    A name is a TFDS dataset with a feature "text" and the splits train, validation and test, prepared as
+    array_record by `python -m tools.prepare` or by TFDS. Each example of TFDS's is a document that ends its
+    line.
 
-    The search stream is the last part of the training text, cut where a document starts if one
-    does nearby (within a tenth of the search stream's length), else at a line or a word. So it is
-    the same text whatever the tokenizer.
+    The search stream is the end of the training text, cut where a document starts if one does nearby (within
+    a tenth of its length), else at a line or a word: the same text whatever the tokenizer.
 
     Args:
       name: TFDS name, also with config and version as in "name/config:1.0.0".
-      data_dir: where prepared data are; None is TFDS's own default, ~/tensorflow_datasets.
-      source_dir: folder with original files, needed once for the three.
-      tokenizer: "word", "byte", or "sentencepiece:8000" for so many sub-words, learnt from the
-        official training part and kept beside the prepared data; or the folder of a checkpoint with a
-        tokenizer.json, or such a file. None is "word" for "wikitext2" and "byte" for others.
-      search_fraction: share of the bytes of the official training part that become `search`; 0
-        holds nothing out.
+      data_dir: of prepared data; None is TFDS's own default, ~/tensorflow_datasets.
+      tokenizer: "word", "byte", or "bpe:8000" for so many sub-words, learned from the official training part;
+        or the folder of a checkpoint with a tokenizer.json, or such a file. None is "word" for "wikitext2"
+        and "byte" for others.
+      search_fraction: share of the bytes of the training part that becomes `search`; 0 for none.
 
     Returns:
-      The corpus, in memory. Nothing in it depends on the machine or the process. The vocabulary
-      is that of the whole official training part, also of `search`.
+      The corpus, in memory, with the vocabulary of the whole training part, also of `search`.
 
     Raises:
-      ValueError: unknown name or tokenizer (with the nearest known one), or a dataset that isn't
-        such a text, or a search stream that would leave nothing to train on.
-      FileNotFoundError: the dataset is not prepared; the message says how to.
-      ImportError: sub-words without the package sentencepiece.
+      FileNotFoundError: the dataset is not prepared.
+      ValueError: an unknown tokenizer, a dataset without such a text, or a share that leaves nothing to
+      train on.
+      ImportError: sub-words without the package tokenizers.
     """
-    check_fraction("search_fraction", search_fraction)
     check_tokenizer(tokenizer)
-    builder = open_prepared(name, data_dir, source_dir)
-    _check(name, builder.info)
-    texts = {split: _read(builder, name, split) for split in ("train", "validation", "test")}
+    held_out = HeldOut(search=search_fraction)
+    builder = open_prepared(name, data_dir)
+    check_prepared(name, builder.info, ("text",), ("train", "validation", "test"))
+    feature = builder.info.features["text"]
+    if feature.shape != () or np.dtype(feature.np_dtype) != object:
+        raise ValueError(
+            f"{name}: the feature 'text' is {feature.np_dtype}{list(feature.shape)}, expected a string."
+        )
+    texts = {role: _read(builder, role) for role in ("train", "validation", "test")}
     if tokenizer is None:
         tokenizer = "word" if builder.name == "wikitext2" else "byte"
-    if tokenizer != "byte":
-        for split, text in texts.items():
-            _check_utf8(name, split, text.content)
-    folder = pathlib.Path(builder.data_path).parent
-    return make_corpus(name, texts, tokenizer, search_fraction, folder)
+    return _corpus(name, texts, tokenizer, held_out)
 
 
-def make_corpus(
-    name: str,
-    texts: Mapping[str, Text],
-    tokenizer: str,
-    search_fraction: float,
-    folder: pathlib.Path | None,
+def from_text(
+    path: str | os.PathLike,
+    validation: str | os.PathLike | None = None,
+    test: str | os.PathLike | None = None,
+    *,
+    name: str | None = None,
+    tokenizer: str = "byte",
+    encoding: str = "utf-8",
+    held_out: HeldOut = HeldOut(test=0.05, validation=0.05),
 ) -> Corpus:
-    """Makes streams of tokens of a text, and holds the search stream out of the training text.
+    """Makes a corpus of text files, plain or compressed by gzip, xz or zip.
+
+    Without files of their own, the end of the text is for the test, the text before it for the validation,
+    and the end of the rest for a search, cut at the end of a line or a word.
 
     Args:
-      name: of the text.
-      texts: of the roles "train", "validation" and "test".
-      tokenizer: see `load_text`.
-      search_fraction: share of the bytes to train on that become "search".
-      folder: where learnt sub-words are kept; None to keep them nowhere.
+      path: of the text to train on.
+      validation, test: of the texts of these roles; None to hold a part out.
+      name: of the data; by default that of the file.
+      tokenizer: "byte", "word", or "bpe:8000" for so many sub-words, which are learned in each call; or the
+        folder of a checkpoint with a tokenizer.json, or such a file.
+      encoding: of the files, as Python names it.
+      held_out: shares of the bytes.
 
     Raises:
-      ValueError: an unknown tokenizer, or a search stream that would leave nothing to train on.
-      ImportError: sub-words without the package sentencepiece.
+      FileNotFoundError: no such file.
+      ValueError: an empty file, another encoding, an unknown tokenizer, or a text too short for its roles.
+      ImportError: sub-words without the package tokenizers.
     """
-    texts, pieces = dict(texts), _pieces(tokenizer)
-    official = texts["train"].content
-    if _is_path(tokenizer):
-        vocabulary = read_tokenizer(tokenizer)
-    elif tokenizer == "byte":
-        vocabulary = ByteVocabulary(counts=_count(np.frombuffer(official, np.uint8), 256))
-    elif pieces:
-        vocabulary = learn_pieces(name, official, pieces, folder)
-    else:
-        vocabulary = word_vocabulary(collections.Counter(split_words(official.decode())))
+    check_tokenizer(tokenizer)
+    paths = {"train": path, "validation": validation, "test": test}
+    texts = {
+        role: Text(read_text(file, encoding).encode(), [0])
+        for role, file in paths.items()
+        if file is not None
+    }
+    return _corpus(name or as_path(path).name, texts, tokenizer, held_out)
 
-    if search_fraction:
-        texts["train"], texts["search"] = hold_out_end(name, texts["train"], "search", search_fraction)
+
+def _corpus(name: str, texts: Mapping[str, Text], tokenizer: str, held_out: HeldOut) -> Corpus:
+    """Makes streams of tokens of texts by role, and holds out the roles that are not given."""
+    texts = dict(texts)
+    for role in ("test", "validation"):
+        if role not in texts:
+            texts["train"], texts[role] = texts["train"].at(
+                _cut(name, texts["train"], role, getattr(held_out, role))
+            )
+    vocabulary = _vocabulary(name, texts, tokenizer)
+    if held_out.search:
+        texts["train"], texts["search"] = texts["train"].at(
+            _cut(name, texts["train"], "search", held_out.search)
+        )
     tokens, documents = {}, {}
     for role, text in texts.items():
         tokens[role], documents[role] = text.encode(vocabulary)
-    if isinstance(vocabulary, PieceVocabulary):  # They are counted in the text as it is cut.
-        vocabulary, number = vocabulary.by_frequency(_official(tokens, pieces))
-        tokens = {role: number[ids] for role, ids in tokens.items()}
-    elif isinstance(vocabulary, TokenizerVocabulary):
-        vocabulary = dataclasses.replace(vocabulary, counts=_official(tokens, vocabulary.size))
+    if isinstance(vocabulary, TokenizerVocabulary):  # They are counted in the text as it is cut.
+        counts = [_count(tokens[role], vocabulary.size) for role in ("train", "search") if role in tokens]
+        vocabulary = dataclasses.replace(vocabulary, counts=np.sum(counts, axis=0))
     streams = {
         role: Stream(role, tokens[role], documents[role], len(text.content)) for role, text in texts.items()
     }
     return Corpus(name=name, vocabulary=vocabulary, **streams)
 
 
-def check_fraction(name: str, fraction: float) -> None:
-    """Raises ValueError for a share that is not from 0 to below 1."""
-    if not 0 <= fraction < 1:
-        raise ValueError(f"{name} must be in [0, 1), got {fraction}")
-
-
-def hold_out_end(name: str, text: Text, role: str, fraction: float) -> tuple[Text, Text]:
-    """The text without its end, and the end, which is held out for a role."""
-    return text.at(_cut(name, text, role, fraction))
-
-
 def check_tokenizer(tokenizer: str | None) -> None:
     """Raises ValueError for a tokenizer that `load_text` does not know."""
     if tokenizer not in (None, "word", "byte") and not _pieces(tokenizer) and not _is_path(tokenizer):
         raise ValueError(
-            f"unknown tokenizer {tokenizer!r}, expected 'word', 'byte', 'sentencepiece:8000' (with any "
-            f"number), or a folder with a {TOKENIZER}"
+            f"unknown tokenizer {tokenizer!r}, expected 'word', 'byte', 'bpe:8000' (with any number), or a "
+            f"folder with a {TOKENIZER}"
         )
 
 
 def _pieces(tokenizer: str | None) -> int:
-    """How many sub-words are learnt, 0 for other tokenizers."""
-    found = re.fullmatch("sentencepiece:([1-9][0-9]*)", tokenizer or "", re.ASCII)
+    """How many sub-words are learned, 0 for other tokenizers."""
+    found = re.fullmatch("bpe:([1-9][0-9]*)", tokenizer or "", re.ASCII)
     return int(found[1]) if found else 0
 
 
@@ -169,9 +170,24 @@ def _is_path(tokenizer: str | None) -> bool:
     return tokenizer is not None and (tokenizer.endswith(".json") or as_path(tokenizer).is_dir())
 
 
-def _official(tokens: Mapping[str, np.ndarray], size: int) -> np.ndarray:
-    """How often each token occurs in the official training text, int64 [size]."""
-    return np.sum([_count(tokens[role], size) for role in ("train", "search") if role in tokens], axis=0)
+def _vocabulary(name: str, texts: Mapping[str, Text], tokenizer: str) -> Vocabulary:
+    """The vocabulary of the training text."""
+    content = texts["train"].content
+    if tokenizer == "byte":
+        return ByteVocabulary(counts=_count(np.frombuffer(content, np.uint8), 256))
+    for role, text in texts.items():
+        try:
+            text.content.decode()
+        except UnicodeDecodeError as error:
+            raise ValueError(
+                f"the {role} part of {name} is not UTF-8 at byte {error.start} ({error.reason}); "
+                "tokenizer='byte' takes it as it is."
+            ) from error
+    if _is_path(tokenizer):
+        return read_tokenizer(tokenizer)
+    if pieces := _pieces(tokenizer):
+        return learn_pieces(content.decode(), pieces)
+    return word_vocabulary(collections.Counter(split_words(content.decode())))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -202,52 +218,29 @@ class Text:
         return tokens, np.repeat(np.arange(len(self.starts), dtype=np.int32), lengths)
 
 
-def _check(name: str, info: Any) -> None:
-    splits = ("train", "validation", "test")
-    check_prepared(name, info, ("text",), splits, "; prepare one that has train, validation and test")
-    feature = info.features["text"]
-    if feature.shape != () or np.dtype(feature.np_dtype) != object:
-        raise ValueError(
-            f"{name}: the feature 'text' must be one string, got {np.dtype(feature.np_dtype)}"
-            f" {list(feature.shape)}"
-        )
-
-
-def _read(builder: Any, name: str, split: str) -> Text:
+def _read(builder: Any, split: str) -> Text:
     records = [example["text"] for example in examples(builder, split)]
+    if not any(records) or None in records:
+        raise OSError(f"{builder.data_path} has damaged text, or none. Delete and prepare it again.")
     if builder.name in _STARTS:
         content = b"".join(records)
         pattern = _STARTS[builder.name]
         starts = [match.start() for match in re.finditer(pattern, content)] if pattern else []
         # What is before the first start is a document, too: the rest of one that was cut.
-        starts = sorted({0, *starts})
-    else:
-        records[:-1] = [record.removesuffix(b"\n") + b"\n" for record in records[:-1]]
-        content = b"".join(records)
-        starts = list(itertools.accumulate(map(len, records[:-1]), initial=0))
-    if not content:
-        raise ValueError(f"the {split} split of {name} has no text; prepare it again")
-    return Text(content, starts)
+        return Text(content, sorted({0, *starts}))
+    records[:-1] = [record.removesuffix(b"\n") + b"\n" for record in records[:-1]]
+    return Text(b"".join(records), list(itertools.accumulate(map(len, records[:-1]), initial=0)))
 
 
-def _check_utf8(name: str, split: str, content: bytes) -> None:
-    try:
-        content.decode()
-    except UnicodeDecodeError as error:
-        raise ValueError(
-            f"the {split} split of {name} is not UTF-8 at byte {error.start} ({error.reason});"
-            " tokenizer='byte' takes it as it is"
-        ) from error
-
-
-def _cut(name: str, text: Text, role: str, fraction: float) -> int:
+def _cut(name: str, text: Text, role: str, share: float) -> int:
     """Returns where the text of a role starts in the text that it is held out of."""
     content = text.content
-    size = round(len(content) * fraction)
+    size = round(len(content) * share)
     if not 0 < size < len(content):
         raise ValueError(
-            f"the {role} stream of {name}: cannot hold {size} of {len(content)} bytes out and"
-            f" leave both sides with some; choose another {role}_fraction than {fraction}"
+            f"the {role} stream of {name}: {role}={share} of {len(content)} bytes is {size}, which leaves "
+            "one side "
+            "empty; choose another share."
         )
     wanted, slack = len(content) - size, size // _SLACK
     low, high = max(wanted - slack, 1), min(wanted + slack, len(content) - 1)

@@ -71,12 +71,12 @@ class Classification(Named[L], Generic[L]):
         self, role: str, batch_size: int, seed: int, shard: tuple[int, int] = (0, 1)
     ) -> data_lib.Batches:
         """Shuffled batches of the network's inputs by name, and "label" int32 [B]; see `Task.batches`."""
-        split = self.part(self.dataset.splits, role, ("train", "search"), "training")
+        split = self.part(self.dataset.splits, role, train=True)
         return data_lib.Batches(split, batch_size, seed, shard)
 
     def evaluation(self, role: str, batch_size: int | None = None, limit: int | None = None) -> Batch:
         """All examples in order, or a part drawn at random; weights are 0 for what fills the last batch."""
-        split = self.part(self.dataset.splits, role, ("search", "validation", "test"), "an evaluation")
+        split = self.part(self.dataset.splits, role)
         size = min(self.evaluation_batch_size, len(split)) if batch_size is None else batch_size
         return data_lib.evaluation_batches(split, size, limit)
 

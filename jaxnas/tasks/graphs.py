@@ -54,7 +54,6 @@ class Graphs(Named[data_lib.Graphs]):
     metrics = METRICS
     kind = data_lib.Graphs
     makers = "data.from_graph, data.from_graphs or data.load_graph"
-    hint = "Give nodes for it to data.from_graph, or graphs to data.from_graphs."
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -65,9 +64,9 @@ class Graphs(Named[data_lib.Graphs]):
                 "negative. Give normalize=False, and features of a usual size."
             )
 
-    def read(self, data_dir: Any, source_dir: Any) -> data_lib.Graphs:
+    def read(self, data_dir: Any) -> data_lib.Graphs:
         """The graph of the name."""
-        return data_lib.load_graph(self.name, data_dir=data_dir, source_dir=source_dir)
+        return data_lib.load_graph(self.name, data_dir=data_dir)
 
     @property
     def inputs(self) -> dict[str, jax.ShapeDtypeStruct]:
@@ -123,7 +122,8 @@ class Graphs(Named[data_lib.Graphs]):
         Raises:
           ValueError: as `Task.batches`, or more rows than there are graphs.
         """
-        rows = self._rows(role, ("train", "search"), "training")
+        self.part(self.dataset.roles, role, train=True)
+        rows = self.dataset.rows(role)
         if batch_size > len(rows):
             raise ValueError(
                 f"{self.name}: a batch of {batch_size} graphs to {role}, and there "
@@ -139,7 +139,8 @@ class Graphs(Named[data_lib.Graphs]):
 
     def evaluation(self, role: str, batch_size: int | None = None, limit: int | None = None) -> Batch:
         """All graphs of the role in order, or a part drawn at random; what fills a batch up weighs 0."""
-        rows = self._rows(role, ("search", "validation", "test"), "an evaluation")
+        self.part(self.dataset.roles, role)
+        rows = self.dataset.rows(role)
         size = min(self.evaluation_graphs, len(rows)) if batch_size is None else batch_size
         taken, counts = data_lib.evaluation_rows(len(rows), size, limit)  # [batches, size]
         # All graphs in their order need not be copied.
@@ -166,11 +167,6 @@ class Graphs(Named[data_lib.Graphs]):
         nats = optax.softmax_cross_entropy_with_integer_labels(logits, label)  # [G, N]
         loss, sums = loss_and_sums(nats, jnp.argmax(logits, axis=2) == label, weight)
         return Predictions(logits, weight, loss, sums), call.carry
-
-    def _rows(self, role: str, allowed: tuple[str, ...], use: str) -> np.ndarray:
-        """The graphs of a role that may be used so."""
-        self.part(dict(self.dataset.roles), role, allowed, use)
-        return self.dataset.rows(role)
 
 
 def _compressed(features: np.ndarray) -> dict[str, np.ndarray]:

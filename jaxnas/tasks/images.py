@@ -105,15 +105,14 @@ class Images(Classification[data_lib.Dataset]):
                     f" {dataset.train.images.dtype}, {height} x {width} x {channels}: {why}."
                 )
 
-    def read(self, data_dir: Any, source_dir: Any) -> data_lib.Dataset:
+    def read(self, data_dir: Any) -> data_lib.Dataset:
         """The data set of the name, or of the folder of that path."""
-        if isinstance(self.data, str) and as_path(self.data).is_dir():
-            share, seed = self.search_fraction, self.seed
-            return data_lib.from_folder(self.data, self.image_size, search_fraction=share, seed=seed)
+        if as_path(self.name).is_dir():
+            held_out = data_lib.HeldOut(search=self.search_fraction, seed=self.seed)
+            return data_lib.from_folder(self.name, self.image_size, held_out=held_out)
         return data_lib.load(
             self.name,
             data_dir=data_dir,
-            source_dir=source_dir,
             search_fraction=self.search_fraction,
             seed=self.seed,
             image_size=self.image_size,

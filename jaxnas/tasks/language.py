@@ -39,7 +39,7 @@ class Language(Named[data_lib.Corpus]):
       data: the name of a text, see `jaxnas.data.load_text`, the path of a text file, or the text itself, as
         `data.from_text` returns it.
       length: T, tokens of a row in a batch.
-      tokenizer: "word", "byte", "sentencepiece:<size>", or a folder with a tokenizer.json; None for the usual
+      tokenizer: "word", "byte", "bpe:<size>", or a folder with a tokenizer.json; None for the usual
         one of the data set.
       search_fraction: end of the training text that is held out for a search.
       by_document: whether tokens see only what is before them in their own document.
@@ -75,17 +75,14 @@ class Language(Named[data_lib.Corpus]):
         check_counts(self, "evaluation_tokens", least=2, none=True)
         check_numbers(self, "search_fraction", least=0, below=1)
 
-    def read(self, data_dir: Any, source_dir: Any) -> data_lib.Corpus:
+    def read(self, data_dir: Any) -> data_lib.Corpus:
         """The text of the name, or of the file of that path."""
-        if isinstance(self.data, str) and as_path(self.data).is_file():
-            tokenizer, share = self.tokenizer or "byte", self.search_fraction
-            return data_lib.from_text(self.data, tokenizer=tokenizer, search_fraction=share)
+        share = self.search_fraction
+        if as_path(self.name).is_file():
+            held_out = data_lib.HeldOut(test=0.05, validation=0.05, search=share)
+            return data_lib.from_text(self.name, tokenizer=self.tokenizer or "byte", held_out=held_out)
         return data_lib.load_text(
-            self.name,
-            data_dir=data_dir,
-            source_dir=source_dir,
-            tokenizer=self.tokenizer,
-            search_fraction=self.search_fraction,
+            self.name, data_dir=data_dir, tokenizer=self.tokenizer, search_fraction=share
         )
 
     @property
@@ -106,12 +103,12 @@ class Language(Named[data_lib.Corpus]):
         self, role: str, batch_size: int, seed: int, shard: tuple[int, int] = (0, 1)
     ) -> data_lib.ContiguousBatches:
         """Batches in which each row goes on where it stopped; see `jaxnas.data.ContiguousBatches`."""
-        stream = self.part(self.dataset.splits, role, ("train", "search"), "training")
+        stream = self.part(self.dataset.splits, role, train=True)
         return data_lib.ContiguousBatches(stream, batch_size, self.length, shard, seed)
 
     def evaluation(self, role: str, batch_size: int | None = None, limit: int | None = None) -> Batch:
         """The whole text, each token but the first a target of weight 1 exactly once."""
-        stream = self.part(self.dataset.splits, role, ("search", "validation", "test"), "an evaluation")
+        stream = self.part(self.dataset.splits, role)
         if self.evaluation_tokens is not None:
             stream = stream.first(self.evaluation_tokens)
         rows = self.evaluation_rows if batch_size is None else batch_size

@@ -1,4 +1,4 @@
-"""Data that are given as they are, or by a name and then loaded."""
+"""Tasks whose data are given as they are, or by a name and then loaded."""
 
 from __future__ import annotations
 
@@ -17,16 +17,15 @@ class Named(Task, Generic[D]):
     """The part of a task whose data are given by a name, or as they are.
 
     Attributes:
-      data: the name of a data set, or the data themselves, or a rule with a `name` that they are made by.
-        The data have a method `whole()`, which gives them with nothing held out for a search.
+      data: the name of a data set, or the data themselves, or a rule with a `name` that generates them. They
+        have a method `whole()`, see `data.roles.Parts`.
     """
 
     data: Any
 
     kind: ClassVar[type]  # of the data themselves
     makers: ClassVar[str]  # functions that make them, for messages
-    rules: ClassVar[tuple[type, ...]] = ()  # of objects that the data are made by when they are loaded
-    hint: ClassVar[str] = "Set search_fraction to 0.2, say."  # how data get the role "search", for messages
+    rules: ClassVar[tuple[type, ...]] = ()  # of objects that generate the data when they are loaded
 
     def __post_init__(self) -> None:
         if not isinstance(self.data, (str, self.kind, *self.rules)):
@@ -65,13 +64,13 @@ class Named(Task, Generic[D]):
         """The number of examples in each role."""
         return {role: len(split) for role, split in self.dataset.splits.items()}
 
-    def load(self, data_dir: Any = None, source_dir: Any = None) -> Self:
+    def load(self, data_dir: Any = None) -> Self:
         """The task with its data loaded; see `jaxnas.data.load` and `load_text` for folders and errors."""
         if isinstance(self.data, self.kind):
             return self
-        return dataclasses.replace(self, data=self.read(data_dir, source_dir))
+        return dataclasses.replace(self, data=self.read(data_dir))
 
-    def read(self, data_dir: Any, source_dir: Any) -> D:
+    def read(self, data_dir: Any) -> D:
         """The data of the name or the rule."""
         raise ValueError(f"{type(self).__name__}: {self.data!r} is no data; give what {self.makers} returns.")
 
@@ -86,23 +85,18 @@ class Named(Task, Generic[D]):
         known = {"classes": getattr(self.dataset, "classes", None), "words": words}
         return {**super().preprocessing(), **{name: x for name, x in known.items() if x is not None}}
 
-    def part(self, parts: dict[str, Any], role: str, allowed: tuple[str, ...], use: str) -> Any:
-        """The data of a role that may be used so.
-
-        Args:
-          parts: the data by role.
-          role: which of them.
-          allowed: roles that the use may have.
-          use: for messages.
+    def part(self, parts: Mapping[str, Any], role: str, *, train: bool = False) -> Any:
+        """The data of a role, of data by role.
 
         Raises:
-          ValueError: the role may not be used so, or there are no such data.
+          ValueError: a role that may not be trained on, or evaluated, or that the data do not have.
         """
-        check_role(self.name, role, allowed, use)
+        use = "training" if train else "an evaluation"
+        check_role(self.name, role, ("train", "search") if train else ("search", "validation", "test"), use)
         if role not in parts:
-            hint = f" {self.hint}" if role == "search" else ""
             raise ValueError(
-                f"{self.name} has no {self.examples} of the role {role!r}, only of {', '.join(parts)}: "
-                f"nothing was held out of training for it.{hint}"
+                f"{self.name} has no {self.examples} of the role {role!r}, only of {', '.join(parts)}. Hold "
+                "some "
+                "out of training, as by search_fraction=0.2."
             )
         return parts[role]

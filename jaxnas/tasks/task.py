@@ -191,7 +191,7 @@ class Task(Protocol):
             "the next batch."
         )
 
-    def load(self, data_dir: Any = None, source_dir: Any = None) -> Task:
+    def load(self, data_dir: Any = None) -> Task:
         """The task with its data loaded; a task that has its data returns itself."""
         return self
 
@@ -237,17 +237,11 @@ class Task(Protocol):
 
 
 def check_role(task: str, role: str, allowed: tuple[str, ...], use: str) -> None:
-    """Refuses a role of the data for a use that it is not meant for.
-
-    Raises:
-      ValueError: says what the role is for.
-    """
-    if role not in ROLES:
-        raise ValueError(f"{task}: {role!r} is not a role; expected one of {', '.join(ROLES)}.")
+    """Raises a ValueError for a role of the data that is not allowed for a use."""
     if role not in allowed:
         raise ValueError(
             f"{task}: the role {role!r} may not be used for {use}, only {' or '.join(map(repr, allowed))}. "
-            "Networks are trained on 'train', compared in a search on 'search', watched on 'validation', "
+            "Networks are trained on 'train', compared in a search on 'search', monitored on 'validation', "
             "and only the chosen ones are measured on 'test'."
         )
 

@@ -107,28 +107,27 @@ class Text(Classification[data_lib.Sentences]):
         except ValueError as error:
             raise ValueError(f"Text: {error}") from error
 
-    def load(self, data_dir: Any = None, source_dir: Any = None) -> Self:
+    def load(self, data_dir: Any = None) -> Self:
         """The task with its texts and vectors loaded; see `data.load_sentences` for folders and errors.
 
         In the new task the options of tokens and vectors have been applied, and have their defaults again.
         """
         if isinstance(self.data, data_lib.Sentences) and self.embeddings is None:
             return self
-        dataset = self.data if isinstance(self.data, data_lib.Sentences) else self.read(data_dir, source_dir)
+        dataset = self.data if isinstance(self.data, data_lib.Sentences) else self.read(data_dir)
         if self.embeddings is not None:
-            path = data_lib.find_vectors(self.embeddings, data_dir, source_dir)
+            path = data_lib.find_vectors(self.embeddings, data_dir)
             dataset = data_lib.with_vectors(dataset, path, self.embedding_dim, self.seed)
         unset = {name: self._defaults()[name] for name in (*_OF_TEXTS, *_OF_VECTORS)}
         return dataclasses.replace(self, data=dataset, **unset)
 
-    def read(self, data_dir: Any, source_dir: Any) -> data_lib.Sentences:
+    def read(self, data_dir: Any) -> data_lib.Sentences:
         """The texts of the name or the rule."""
         if isinstance(self.data, data_lib.ListOps):
             return data_lib.listops(self.data)
         return data_lib.load_sentences(
             self.name,
             data_dir=data_dir,
-            source_dir=source_dir,
             encoding=self._encoding(data_lib.usual_tokens(self.name)),
             phrases=self.phrases,
             search_fraction=self.search_fraction,

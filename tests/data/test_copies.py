@@ -8,9 +8,8 @@ import pytest
 from PIL import Image
 
 from jaxnas import data, files
-from jaxnas.data import builders, copies, vectors
-
-WORDS = b"the play is the thing where it is\n" * 60
+from jaxnas.data import copies, vectors
+from tools import prepare
 
 
 @pytest.fixture(autouse=True)
@@ -73,29 +72,15 @@ def test_what_changes_while_it_is_copied_is_not_kept(bucket, store, cache, monke
     assert list(cache.iterdir()) == []
 
 
-def test_prepared_data_in_a_bucket_are_those_on_a_disk(bucket, store, cache, tmp_path, monkeypatch):
-    builders.prepare("digits", tmp_path / "tfds")
+def test_prepared_data_in_a_bucket_are_those_on_a_disk(bucket, store, cache, tmp_path, text_files):
+    prepare.prepare("wikitext2", text_files, tmp_path / "tfds")
     upload(store, tmp_path / "tfds", "tfds")
     store.put("bucket/tfds/other/1.0.0/large", b"not copied")
-    check_same(*(data.load("digits", data_dir=root) for root in (tmp_path / "tfds", "gs://bucket/tfds")))
-    assert not list(cache.rglob("large"))
-    with pytest.raises(FileNotFoundError, match="digits is not"):
-        data.load("digits", data_dir="gs://bucket/no")
-
-
-def test_original_files_in_a_bucket_are_those_on_a_disk(bucket, store, tmp_path):
-    (tmp_path / "given").mkdir()
-    for name in ("train", "valid", "test"):
-        (tmp_path / "given" / f"wiki.{name}.tokens").write_bytes(WORDS)
-    upload(store, tmp_path / "given", "given")
-    one = builders.prepare("wikitext2", tmp_path / "one", tmp_path / "given")
-    two = builders.prepare("wikitext2", tmp_path / "two", "gs://bucket/given")
-    assert one.relative_to(tmp_path / "one") == two.relative_to(tmp_path / "two")
-    # Both in the bucket: the prepared ones are read.
-    upload(store, tmp_path / "one", "tfds")
-    here = data.load_text("wikitext2", data_dir=tmp_path / "one")
-    there = data.load_text("wikitext2", data_dir="gs://bucket/tfds", source_dir="gs://bucket/given")
+    here, there = (data.load_text("wikitext2", data_dir=x) for x in (tmp_path / "tfds", "gs://bucket/tfds"))
     np.testing.assert_array_equal(here.test.tokens, there.test.tokens)
+    assert not list(cache.rglob("large"))
+    with pytest.raises(FileNotFoundError, match="bucket/no"):
+        data.load("mnist", data_dir="gs://bucket/no")
 
 
 def test_a_folder_of_images_in_a_bucket_is_that_on_a_disk(bucket, store, tmp_path):
@@ -112,14 +97,9 @@ def test_a_folder_of_images_in_a_bucket_is_that_on_a_disk(bucket, store, tmp_pat
         check_same(here, there)
 
 
-def test_vectors_of_words_in_a_bucket_are_found(bucket, store, tmp_path):
-    store.put("bucket/given/small.txt", b"the 1.0 2.0\nthing 3.0 4.0\n")
-    store.put("bucket/tfds/embeddings/small.txt", b"the 1.0 2.0\nthing 3.0 4.0\n")
-    for name, folders in (
-        ("gs://bucket/given/small.txt", (None, None)),
-        ("small", ("gs://bucket/tfds", None)),
-        ("small", ("gs://bucket/other", "gs://bucket/given")),
-        ("small", (tmp_path, "gs://bucket/given")),
-    ):
-        found = data.find_vectors(name, *folders)
+def test_vectors_of_words_in_a_bucket_are_found(bucket, store):
+    for name in ("given/small.txt", "tfds/embeddings/small.txt"):
+        store.put(f"bucket/{name}", b"the 1.0 2.0\nthing 3.0 4.0\n")
+    for name in ("gs://bucket/given/small.txt", "small"):
+        found = data.find_vectors(name, "gs://bucket/tfds")
         np.testing.assert_array_equal(vectors.read_vectors(found, ["thing"]).table, [[3, 4]])

@@ -1,21 +1,17 @@
-"""Images of many sizes that are decoded on demand: of ImageNet's archives, and of folders."""
+"""Images of many sizes in folders, decoded on demand."""
 
 import functools
 import io
-import tarfile
 
 import numpy as np
 import pytest
 import refusals
 from PIL import Image
 
-from jaxnas import data, files, tasks
-from jaxnas.data import imagenet
+from jaxnas import data, tasks
 from jaxnas.data.encoded import ATTEMPTS, Decoder, decode, decoding_pool, random_box
 from jaxnas.tasks import images
 from jaxnas.training.plain import to_dict
-
-SYNSETS = ("n01440764", "n01443537", "n15075141")  # the first two and the last class
 
 
 def encoded(image, form="JPEG", **options):
@@ -33,94 +29,6 @@ def landscape(height, width, seed=0):
 
 def plain(value, height, width, mode="RGB"):
     return Image.fromarray(np.full((height, width, 3), value, np.uint8)).convert(mode)
-
-
-def add(archive, name, content):
-    member = tarfile.TarInfo(name)
-    member.size = len(content)
-    archive.addfile(member, io.BytesIO(content))
-
-
-@pytest.fixture
-def archives(tmp_path, monkeypatch):
-    """A folder with ImageNet's two archives, tiny: of 24 images, whose brightness is their number."""
-    folder = tmp_path / "archives"
-    folder.mkdir()
-    train, validation = (folder / name for name in imagenet.ARCHIVES)
-    with tarfile.open(train, "w") as outer:
-        for number, label in enumerate(SYNSETS):
-            buffer = io.BytesIO()
-            with tarfile.open(fileobj=buffer, mode="w") as inner:
-                for i in range(8):
-                    value = 10 * (8 * number + i)
-                    form, mode = ("PNG", "RGB") if i == 1 else ("JPEG", ("RGB", "L", "CMYK")[i % 3])
-                    content = encoded(plain(value, 40 + i, 90 - 7 * i, mode), form)
-                    add(inner, f"{label}_{i}.JPEG", content)
-            add(outer, f"{label}.tar", buffer.getvalue())
-    with tarfile.open(validation, "w") as archive:
-        for i in range(12):
-            add(archive, f"ILSVRC2012_val_{i + 1:08}.JPEG", encoded(plain(20 * i, 30, 50 + i)))
-    sums = {path.name: (path.stat().st_size, files.sha256(path)) for path in (train, validation)}
-    monkeypatch.setattr(imagenet, "ARCHIVES", sums)
-    return folder
-
-
-def values_of(pixels):
-    """The number of each image of `archives`, whose values may be off by 3 in a JPEG."""
-    assert pixels.std((1, 2)).max() < 3
-    return np.round(pixels[:, 8, 8].mean(-1) / 10).astype(int).tolist()
-
-
-def load(root, **options):
-    return data.load("imagenet2012", data_dir=root, **dict(image_size=16, workers=0) | options)
-
-
-def test_imagenet_is_read_from_its_archives(archives, tmp_path):
-    root = tmp_path / "tfds"
-    given = load(root, source_dir=archives, search_fraction=0.25)
-    task = tasks.Images(data=given)
-    assert task.sizes == {"train": 18, "search": 6, "test": 12}
-    assert given.num_classes == 1000 and given.classes[0] == SYNSETS[0] and given.image_shape == (16, 16, 3)
-    np.testing.assert_allclose(given.mean / 255, [0.485, 0.456, 0.406], rtol=1e-6)
-    seen = {}
-    for split in (given.train, given.search):
-        seen |= dict(zip(values_of(split.images[:]), split.labels.tolist(), strict=True))
-    assert seen == {i: (0, 1, 999)[i // 8] for i in range(24)}
-    # The published classes of the first validation images: n01751748, n09193705, n02105855.
-    first = [given.classes[label] for label in given.test.labels[:3]]
-    assert first == ["n01751748", "n09193705", "n02105855"]
-    assert values_of(given.test.images[:]) == list(range(0, 24, 2))
-    whole = task.whole()
-    assert isinstance(whole.dataset.train.images, data.SourceImages) and whole.sizes["train"] == 24
-    assert sorted(values_of(whole.dataset.train.images[:])) == list(range(24))
-    # The archives are not needed again, and the labels are not gathered again.
-    again = tasks.Images(data="imagenet2012", search_fraction=0.25, image_size=8).load(root)
-    np.testing.assert_array_equal(again.dataset.train.labels, given.train.labels)
-    assert again.inputs.shape == (1, 8, 8, 3)
-    kept = list(root.glob("imagenet2012/*/5.1.0/labels-*.npz"))
-    assert len(kept) == 2
-    for path in kept:  # labels that are damaged are gathered again
-        path.write_bytes(b"PK")
-    np.testing.assert_array_equal(load(root, search_fraction=0.25).train.labels, given.train.labels)
-    refusals.check(
-        (lambda: load(root, image_size=None), ValueError, "image_size"),
-        (lambda: data.load("digits", data_dir=root, image_size=224), ValueError, "image_size is 224"),
-    )
-
-
-def test_archives_that_are_not_the_published_ones(archives, tmp_path):
-    path, name = archives / "ILSVRC2012_img_val.tar", "ILSVRC2012_img_val"
-    content = path.read_bytes()
-    for wrong, error in ((content[:-10240], ValueError), (b"x" + content[1:], ValueError), (None, OSError)):
-        path.unlink() if wrong is None else path.write_bytes(wrong)
-        refusals.check((lambda: load(tmp_path / "tfds", source_dir=archives), error, name))
-    with tarfile.open(path, "w") as archive:
-        add(archive, "folder/cat.JPEG", b"")
-    refusals.check(
-        (lambda: list(imagenet.validation_images(path)), ValueError, "ILSVRC2012_val_00000001"),
-        (lambda: list(imagenet.train_images(path)), ValueError, "folder/cat"),
-    )
-    assert not (tmp_path / "tfds").exists()
 
 
 def folder_of(root, per_class=20):
@@ -152,17 +60,18 @@ def test_a_folder_at_full_size_is_decoded_when_a_batch_needs_it(tmp_path):
     refusals.check((lambda: [split.images[:] for split in given.splits.values()], ValueError, "dog/00"))
     damaged.write_bytes(b"no image")
     some = functools.partial(data.from_folder, tmp_path, in_memory=False, skip_unreadable=True)
-    fewer = some(size=(20, 30), workers=0, test_fraction=0.4)
+    fewer = some(size=(20, 30), workers=0, held_out=data.HeldOut(test=0.4))
     assert sum(tasks.Images(data=fewer).sizes.values()) == 39 and fewer.image_shape == (20, 30, 3)
     refusals.check(
         (lambda: data.from_folder(tmp_path, 24, in_memory=False), ValueError, "dog/00"),
         (lambda: some(), ValueError, "size"),
-        (lambda: some(size=8, workers=-1), ValueError, "workers is -1"),
     )
 
 
 def test_too_many_images_for_the_memory_are_refused(tmp_path, monkeypatch):
-    given = data.from_folder(folder_of(tmp_path, 10), 16, in_memory=False, workers=0, search_fraction=0.5)
+    given = data.from_folder(
+        folder_of(tmp_path, 10), 16, in_memory=False, workers=0, held_out=data.HeldOut(search=0.5)
+    )
     task = tasks.Images(data=given, evaluation_batch_size=4)
     monkeypatch.setattr(images, "_MEMORY", 4 * 16 * 16 * 3)
     with pytest.raises(ValueError, match="'search'"):

@@ -103,7 +103,7 @@ def official():
     if not REAL:
         pytest.skip("JAXNAS_TEXT names no folder with the original files of texts")
     try:
-        path = source_files.find_source(REAL, ("listops_test_d20s.tsv",), "")
+        path = source_files.find_source(REAL, "listops_test_d20s.tsv")
     except FileNotFoundError as error:
         pytest.skip(f"JAXNAS_TEXT: {error}")
     rows = [line.split("\t") for line in source_files.read_text(path).splitlines()]

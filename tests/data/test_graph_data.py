@@ -15,11 +15,9 @@ def graph(features=FEATURES, edges=EDGES, labels=LABELS, **options):
     return data.from_graph(features, edges, labels, **{**ROLES, **options})
 
 
-def test_edges_lead_both_ways_once_and_never_to_the_same_node(caplog):
-    caplog.set_level("INFO")
+def test_edges_lead_both_ways_once_and_never_to_the_same_node():
     given = graph()
     assert given.edges[0].tolist() == [[1, 0], [0, 1], [2, 1], [1, 2]] and given.edge_mask.all()
-    assert "graph: 1 edges were given more than once, 1 lead from a node to itself" in caplog.text
     assert graph(undirected=False).edges[0].tolist() == [[1, 0], [0, 1], [1, 2]]
     assert graph(edges=[]).edge_mask.sum() == 0
     dtypes = {"features": np.float32, "edges": np.int32, "labels": np.int32}
@@ -57,7 +55,7 @@ def test_what_cannot_be_right_is_refused():
 
     whole, wide = (FEATURES, EDGES, LABELS), (np.ones((2, 4)), [[0, 1]], [1, 1])
     refusals.check(
-        case("first is [-1", edges=[[-1, 0]]),
+        case("from -1", edges=[[-1, 0]]),
         case("[edges, 2]", edges=np.zeros((2, 7), int)),
         case("are int64[2]", features=[1, 2]),
         case("features of 5", features=np.full((5, 3), np.nan)),
@@ -68,15 +66,14 @@ def test_what_cannot_be_right_is_refused():
         case("'0'", labels=[0] * 5),
         case("labels", labels=[-1] * 5),
         case("'1'", train=[0]),
-        case("'train'", search=[1]),
+        case("two roles", "'search'", search=[1]),
         case("'search'", search=[4]),
         case("'search'", search=np.zeros(5, bool)),
-        case("search has no node", search=[]),
-        case("it has a 0", train=[1, 1, 0, 0, 0]),
-        case("nodes from 9", test=[9]),
+        case("search is", search=[]),
+        case("train is int64[5]", train=[1, 1, 0, 0, 0]),
+        case("test is int64[1]", test=[9]),
         case("test is float64", test=[0.5]),
-        (lambda: data.from_graphs(train=[whole], test=[]), ValueError, "no node has the role test"),
-        (lambda: data.from_graphs(train=[whole[:2]], test=[]), ValueError, "graph 0"),
+        (lambda: data.from_graphs(train=[whole], test=[]), ValueError, "'test'"),
         (lambda: data.from_graphs(train=[whole], test=[wide]), ValueError, "graphs have [3"),
         (lambda: data.load_graph("Cora"), ValueError, "'Cora'"),
     )
@@ -104,7 +101,7 @@ def planetoid(folder, **changed):
 @pytest.mark.parametrize("inside", ["", "planetoid"])
 def test_a_citation_network_is_read_from_its_file(tmp_path, inside):
     planetoid(tmp_path / inside)
-    given = data.load_graph("cora", source_dir=tmp_path)
+    given = data.load_graph("cora", data_dir=tmp_path)
     expected = [[1, 0, 0], [0, 1, 1], [0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 0, 1]]
     assert given.features[0].tolist() == expected and given.name == "cora"
     nodes = {role: np.flatnonzero(mask[0]).tolist() for role, mask in given.roles.items()}
@@ -115,8 +112,7 @@ def test_a_citation_network_is_read_from_its_file(tmp_path, inside):
 
 def test_a_file_that_is_missing_or_damaged_is_named(tmp_path):
     refusals.check(
-        (lambda: data.load_graph("cora"), FileNotFoundError, "source_dir"),
-        (lambda: data.load_graph("cora", source_dir=tmp_path), FileNotFoundError, "planetoid/cora"),
+        (lambda: data.load_graph("cora", data_dir=tmp_path), FileNotFoundError, "planetoid/cora"),
     )
     arrays, path = planetoid(tmp_path), tmp_path / "cora.npz"
     whole = path.read_bytes()
@@ -129,4 +125,4 @@ def test_a_file_that_is_missing_or_damaged_is_named(tmp_path):
         lambda: planetoid(tmp_path, feat_indptr=np.array([0, 1])),
     ):
         damage()
-        refusals.check((lambda: data.load_graph("cora", source_dir=tmp_path), ValueError, "cora.npz"))
+        refusals.check((lambda: data.load_graph("cora", data_dir=tmp_path), ValueError, "cora.npz"))

@@ -27,13 +27,11 @@ def test_streams_that_cannot_be_right_are_refused():
 
     refusals.check(
         case("'valid'", role="valid"),
-        case("tokens", "int64 [3]", tokens=zeros.astype(np.int64)),
-        case("int32 [3]", "int32 [2]", documents=zeros[:2]),
-        case("int32 [3]", "int64 [3]", documents=zeros.astype(np.int64)),
+        case("tokens", "int64[3]", tokens=zeros.astype(np.int64)),
+        case("documents", "int32[2]", documents=zeros[:2]),
         case("numbered from 0", documents=np.array([0, 1, 0], np.int32)),
         case("the token -7", tokens=np.array([0, -7, 0], np.int32)),
-        case("n_bytes", n_bytes=0),
-        case("the train stream has no", tokens=zeros[:0], documents=zeros[:0]),
+        case("tokens", "int32[0]", tokens=zeros[:0], documents=zeros[:0]),
     )
 
 
@@ -109,16 +107,9 @@ def test_batches_and_evaluations_that_cannot_be_are_refused():
     smallest = data.ContiguousBatches(numbered(11), 2, 5)
     assert smallest.steps_per_epoch == 1
     refusals.check(
-        batches("'train'", batch_size=10, length=10),
-        batches("fits is 11", batch_size=200, length=9),
-        batches("fits is 1", batch_size=100, length=100),
-        batches("positive, got -1", length=-1),
+        batches("'train'", "rows of 9", batch_size=10, length=10),
         batches("batch of 3", batch_size=3, shard=(0, 2)),
-        batches("0 <= index < count", shard=(2, 2)),
-        batches("0, 2", seed=-1),
-        (lambda: smallest.at(-1), ValueError, "-1"),
         (lambda: data.evaluation_streams(numbered(1, "test"), 1, 1), ValueError, "'test'"),
-        (lambda: data.evaluation_streams(numbered(5), 1, 0), ValueError, "positive, got 0"),
     )
 
 

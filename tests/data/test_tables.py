@@ -15,7 +15,7 @@ Y = X @ [1.0, 2.0, 3.0]
 def test_columns_and_targets_are_standardized_by_the_rows_to_train_on():
     """Also times in seconds, whose differences float32 does not hold, and a column that is constant."""
     x = np.concatenate([1.7e9 + X, np.full((60, 1), 0.1)], axis=1)
-    given = data.from_table(x, 1e9 + Y, validation_fraction=0.1)
+    given = data.from_table(x, 1e9 + Y, held_out=data.HeldOut(validation=0.1))
     assert tasks.Table(data=given).sizes == {"train": 34, "search": 9, "validation": 5, "test": 12}
     rows = np.concatenate([split.inputs["row"] for split in given.splits.values()])
     targets = np.concatenate([split.labels for split in given.splits.values()])
@@ -52,21 +52,20 @@ def test_tables_that_do_not_fit_are_refused():
     missing[7, 2], mixed[7, 2] = np.nan, "3"
     refusals.check(
         case("x is float64[60]", x=X[:, 0]),
-        case("x is object[60, 3]", "get_dummies", x=mixed),
-        case("x is ", x=[[1, 2], [3]]),
+        case("x holds", "get_dummies", x=mixed),
+        case("x holds", x=[[1, 2], [3]]),
         case("x is float64[0, 3]", x=X[:0]),
         case("x[7, 2] is nan", x=missing),
         case("x[0, 0] is 1e+300", x=np.full((60, 3), 1e300)),
         case("all rows", x=np.ones((60, 3))),
-        case("[60, 3] numbers and 59 labels to train", y=Y[:-1]),
-        case("[5, 2] numbers and 5 labels to test", x_test=X[:5, :2]),
+        case("60 of 'row'", "59 labels", y=Y[:-1]),
+        case("[3, 2] columns", x_test=X[:5, :2]),
         case("y is float64[60, 1]", y=Y[:, None]),
         case("y[0] is inf", y=np.full(60, np.inf)),
         case("[0. 1.] alone", "y.astype(int)", y=np.arange(60) % 2.0),
         case("y_test is int64", "no classes", y_test=np.arange(5)),
         case("y_test is float64", "2 classes", y=np.arange(60) % 2),
         case("y_test", y_test=None),
-        case("search_fraction is 1.0", search_fraction=1.0),
         (lambda: data.from_table(X, Y).rows(X[:, :2]), ValueError, "2 columns", "3"),
         (
             lambda: dataclasses.replace(data.from_table(X, np.arange(60) % 2), classes=()),

@@ -113,11 +113,11 @@ def stop_when(process, ready, number=signal.SIGKILL):
 @pytest.fixture(scope="module")
 def data_dir(tmp_path_factory):
     """Prepared data, with the licence of this repository as a text, and a config file of a user's own."""
-    from jaxnas import data
+    from tools import prepare
 
     prepared, folder = tmp_path_factory.mktemp("data"), tmp_path_factory.mktemp("text")
     (folder / "input.txt").write_text((ROOT / "LICENSE").read_text() * 3)
-    data.load_text("tiny_shakespeare", data_dir=prepared, source_dir=folder)
+    prepare.prepare("tiny_shakespeare", folder, prepared)
     (prepared / "small_par.py").write_text(SMALL_PAR)
     return prepared
 
@@ -277,7 +277,7 @@ def test_mistyped_flags_are_explained():
         ("compare", "--chunk=0", "--chunk", "'0'", "positive"),
         ("benchmarks.recipes", "--passs=3", "--passs", "'passes'"),
         ("benchmarks.steps", "--archtectures=3", "--archtectures", "'architectures'"),
-        ("benchmarks.graphs", "--seeds=2", "--source_dir"),
+        ("benchmarks.graphs", "--seeds=2", "--data_dir"),
     ):
         done = in_process.run(binary, given)
         assert done.status == 2 and done.stderr.startswith("error: "), done

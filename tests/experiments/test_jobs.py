@@ -59,7 +59,7 @@ def test_a_job_that_was_stopped_stops_others_only_where_they_would_follow_in_thi
 ):
     monkeypatch.chdir(tmp_path)
     given = dict(executor=workers and "processes", workers=workers, worker_gpus=0, distributed=False)
-    given |= dict.fromkeys(("coordinator", "processes", "process", "source_dir"))
+    given |= dict.fromkeys(("coordinator", "processes", "process"))
     given |= dict(config="small.py", workdir="run", set=[], data_dir="data", architecture="found")
     with_flags(monkeypatch, **given, weights="scratch", seeds=["0", "1", "2"])
     told = []
@@ -78,4 +78,4 @@ def test_a_job_that_was_stopped_stops_others_only_where_they_would_follow_in_thi
     paths = [str(tmp_path / name) for name in ("small.py", "run", "data")]
     for seed, job in enumerate(told):
         assert [job.config, job.workdir, job.data_dir] == paths
-        assert job.seed == seed and job.source_dir is None
+        assert job.seed == seed

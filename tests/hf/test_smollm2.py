@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jaxnas import hf
-from jaxnas.data import source_files, text_builders
+from jaxnas.data import source_files
 
 FOLDER, TEXT = os.environ.get("JAXNAS_SMOLLM2"), os.environ.get("JAXNAS_TEXT")
 pytestmark = [
@@ -37,7 +37,7 @@ def test_it_is_written_back_to_the_bit(loaded, tmp_path):
 def test_its_perplexity_is_the_known_one(loaded):
     tokenizers = pytest.importorskip("tokenizers", reason="it comes with the extra `torch`")
     try:
-        path = text_builders.find_source(TEXT, ("wikitext-2.test.txt", "wiki.test.tokens"), "")
+        path = source_files.find_source(TEXT, "wikitext-2.test.txt", "wiki.test.tokens")
     except (FileNotFoundError, TypeError) as error:
         pytest.skip(f"JAXNAS_TEXT: {error}")
     tokenizer = tokenizers.Tokenizer.from_file(f"{FOLDER}/tokenizer.json")

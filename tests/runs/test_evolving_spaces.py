@@ -22,7 +22,7 @@ def noise(count):
     return random.integers(0, 256, (count, 4, 4, 1), dtype=np.uint8), random.integers(0, 2, count)
 
 
-TASK = tasks.Images(data=data.from_arrays(*noise(400), *noise(30), search_fraction=0.5))
+TASK = tasks.Images(data=data.from_arrays(*noise(400), *noise(30), held_out=data.HeldOut(search=0.5)))
 NET = perceptron(2, (1, 2, 3))
 TRAINING = Training(steps=12, batch_size=8, learning_rate=3e-2, warmup_steps=2)
 SETTINGS = runs.SpaceEvolution(

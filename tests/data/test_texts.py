@@ -1,7 +1,6 @@
-"""Labeled texts by name: their files and parts, tokens, vectors, and batches by length."""
+"""Labeled texts of lists and files: tokens, vectors, and batches by length."""
 
 import gzip
-import lzma
 import os
 
 import numpy as np
@@ -11,52 +10,11 @@ from hypothesis import given as drawn
 from hypothesis import strategies
 
 from jaxnas import data, tasks
-from jaxnas.data import sentence_builders
+from jaxnas.data import source_files
+from tools import prepare
 
 REAL = os.environ.get("JAXNAS_TEXT")
 real = pytest.mark.skipif(not REAL, reason="JAXNAS_TEXT names no folder with the original files of texts")
-
-TREES = {
-    "train": [
-        "(4 (2 A) (4 (4 fine) (2 film)))",
-        "(0 (2 It) (0 (0 fails) (2 .)))",
-        "(2 (2 A) (2 film))",
-        "(1 (1 dull) (2 .))",
-        "(3 (3 fun) (2 .))",
-    ]
-    * 2,
-    "dev": ["(3 (2 It) (3 (3 works) (2 .)))", "(1 (1 Dull) (2 film))", "(2 (2 An) (2 hour))"],
-    "test": ["(4 (4 Fine) (2 .))", "(1 (2 It) (1 (1 drags) (2 .)))"],
-}
-FILES = {
-    "TREC.train.all": "".join(f"{i % 6} What 's caf\u00e9 {i} ?\n" for i in range(60)).encode("latin-1"),
-    "TREC.test.all": b"0 What is it ?\n5 How many ?\n",
-    "rt-polarity.all": "".join(f"{i % 2} it's a caf\u00e9 , {i} . \n" for i in range(60)).encode("latin-1"),
-    "subj.all": b"".join(b"%d an opinion %d\n" % (i % 2, i) for i in range(60)),
-    "custrev.all": b"0 \n" + b"".join(b"%d n't work %d\n" % (i % 2, i) for i in range(60)),
-    "mpqa.all": "".join(f"{i % 2} caf\u00e9 {i}\n" for i in range(60)).encode(),
-    "imdb.train.tsv": b"".join(b"%d\t%d\tDon't watch. Ever!<br />\n" % (i % 2, i % 9) for i in range(40)),
-    "imdb.test.tsv": b"1\t9\tWatch...\n0\t1\tDon't\n",
-}
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory):
-    """The original files, small, some compressed and in folders of their own."""
-    folder = tmp_path_factory.mktemp("files")
-    (folder / "text").mkdir()
-    for part, lines in TREES.items():
-        content = gzip.compress("".join(f"{line}\n" for line in lines).encode())
-        (folder / "text" / f"sst_trees.{part}.txt.gz").write_bytes(content)
-    for name, content in FILES.items():
-        place = folder / f"{name}.xz" if "imdb" in name else folder / "text" / name
-        place.write_bytes(lzma.compress(content) if "imdb" in name else content)
-    return folder
-
-
-@pytest.fixture
-def small_trees(monkeypatch):
-    monkeypatch.setattr(sentence_builders.Sst5, "SENTENCES", {part: len(x) for part, x in TREES.items()})
 
 
 def decoded(dataset, role):
@@ -64,80 +22,6 @@ def decoded(dataset, role):
     split = dataset.splits[role]
     rows = zip(split.inputs["tokens"], split.inputs["mask"], split.labels, strict=True)
     return [(dataset.vocabulary.decode(tokens[mask]).strip(), int(label)) for tokens, mask, label in rows]
-
-
-def sizes(*counts):
-    roles = ("train", "search", "test") if len(counts) == 3 else ("train", "test")
-    return dict(zip(roles, counts, strict=True))
-
-
-def test_names_with_their_parts_and_classes(small_trees, files, tmp_path):
-    for name, classes, parts, whole in (
-        ("sst5", 5, sizes(10, 3, 2), sizes(10, 2) | {"validation": 3}),
-        ("sst2", 2, sizes(8, 2, 2), sizes(8, 2) | {"validation": 2}),
-        ("trec", 6, sizes(48, 12, 2), sizes(60, 2)),
-        *((name, 2, sizes(43, 11, 6), sizes(54, 6)) for name in ("mr", "subj", "cr", "mpqa")),
-        ("imdb_reviews", 2, sizes(32, 8, 2), sizes(40, 2)),
-    ):
-        task = tasks.Text(data=name).load(tmp_path, files)
-        assert (task.dataset.num_classes, task.sizes, task.whole().sizes) == (classes, parts, whole), name
-        # Once prepared, the files are needed no more.
-        again = tasks.Text(data=name).load(tmp_path)
-        for role in parts:
-            assert decoded(again.dataset, role) == decoded(task.dataset, role)
-    assert decoded(again.dataset, "train")[0][0] == "do n't watch . ever !"
-    words = tasks.Text(data="mr").load(tmp_path).dataset.vocabulary.words
-    assert {"it", "'s", "caf\u00e9", ","} <= set(words)
-    # The test part of those that have no official one is the same for every seed.
-    seeds = (tasks.Text(data="mr", seed=seed, tokens="bytes").load(tmp_path).dataset for seed in (0, 1))
-    first, second = (decoded(dataset, "test") for dataset in seeds)
-    assert first == second
-
-
-def test_sentences_and_phrases_of_trees(small_trees, files, tmp_path):
-    fine = tasks.Text(data="sst5").load(tmp_path, files).dataset
-    assert decoded(fine, "train")[:3] == [("a fine film", 4), ("it fails .", 0), ("a film", 2)]
-    assert fine.vocabulary.size == 8 + 2 and fine.unknown == {"train": 0, "search": 3, "test": 1}
-    phrases = tasks.Text(data="sst5", phrases=True).load(tmp_path).dataset
-    expected = [("a", 2), ("fine", 4), ("film", 2), ("fine film", 4), ("a fine film", 4), ("it", 2)]
-    expected += [("fails", 0), (".", 2), ("fails .", 0), ("it fails .", 0), ("a film", 2)]
-    expected += [("dull", 1), ("dull .", 1), ("fun", 3), ("fun .", 3)]
-    assert decoded(phrases, "train") == expected
-    assert decoded(phrases, "test") == decoded(fine, "test") and len(phrases.search) == 3
-    binary = tasks.Text(data="sst2", phrases=True).load(tmp_path, files).dataset
-    assert decoded(binary, "train") == [(text, int(label > 2)) for text, label in expected if label != 2]
-    # A share that is held out leaves the development part to watch a retraining with.
-    both = tasks.Text(data="sst5", search_fraction=0.5).load(tmp_path)
-    assert both.sizes == {"train": 5, "search": 5, "validation": 3, "test": 2}
-    assert both.whole().sizes == {"train": 10, "validation": 3, "test": 2}
-
-
-def test_files_that_cannot_be_right_are_refused(small_trees, files, tmp_path):
-    def case(*names, error=ValueError, file="other", content=b"", **text):
-        folder = tmp_path / f"{text['data']}-{len(list(tmp_path.iterdir()))}"
-        folder.mkdir()
-        for path in files.rglob("*.*"):
-            if not path.name.startswith(file):
-                (folder / path.name).write_bytes(path.read_bytes())
-        (folder / file).write_bytes(content)
-        return lambda: tasks.Text(**text).load(tmp_path / "tfds", folder), error, *names
-
-    def dev(content, *names):
-        return case(*names, data="sst5", file="sst_trees.dev.txt", content=content)
-
-    trec = dict(data="trec", file="TREC.test.all", content=b"0 What ?\n6 How ?\n")
-    imdb = dict(data="imdb_reviews", file="imdb.test.tsv", content=b"1\t9\tGood\n1\tGood\n")
-    refusals.check(
-        dev(b"(3 (2 It)\n" * 3, "line 1", "'(3 (2 it)'"),
-        dev(b"(3 ok)\n(3 ok)\n(3 ok) ok\n", "line 3"),
-        dev(b"(3 ok)\n", "expected 3 trees", "found 1"),
-        case("line 2", "'6'", **trec),
-        case("line 2", **imdb),
-        case("phrases", data="sst5", phrases=True, search_fraction=0.2),
-        case("mr has no labeled phrases", data="mr", phrases=True),
-        case("glove9.npz", error=FileNotFoundError, data="mr", embeddings="glove9"),
-        case("no symbol", data="mr", tokens="symbols"),
-    )
 
 
 TEXTS = [f"{('good', 'bad')[i % 2]} film {i}" for i in range(20)]
@@ -149,7 +33,8 @@ def test_texts_in_lists():
     dataset = data.from_texts(TEXTS, LABELS, **test)
     assert tasks.Text(data=dataset).sizes == {"train": 16, "search": 4, "test": 2}
     assert decoded(dataset, "test") == [("good", 1), ("<unk> bad film", 0)] and dataset.unknown["test"] == 1
-    end = data.from_texts(TEXTS, LABELS, length=2, keep="end", seed=1)
+    encoding, held_out = data.Encoding(length=2, keep="end"), data.HeldOut(seed=1)
+    end = data.from_texts(TEXTS, LABELS, encoding=encoding, held_out=held_out)
     assert all(text.split()[0] == "film" for text, _ in decoded(end, "train")) and end.cut["train"] == 13
 
 
@@ -157,25 +42,20 @@ def test_texts_in_lists_that_cannot_be_right_are_refused():
     def case(*names, **changes):
         return lambda: data.from_texts(**dict(texts=TEXTS, labels=LABELS) | changes), ValueError, *names
 
-    symbols = dict(tokens="symbols", search_fraction=0)
-    without_4 = [text.replace(" 4", "") for text in TEXTS]
+    symbols = data.Encoding(tokens="symbols")
     refusals.check(
-        case("20 train texts", "19 labels", labels=LABELS[1:]),
+        case("20 of 'parts'", "19 labels", labels=LABELS[1:]),
         case("train texts are a str", texts="good film"),
         case("train texts are a set", texts=set(TEXTS)),
         case("train texts", "strings", texts=[*TEXTS[1:], 3]),
-        case("no train texts", texts=[], labels=[]),
-        case("train text 20", "surrogate", texts=[*TEXTS[1:], "\ud83d a"]),
-        case("'up'", "twice", classes=("up", "down", "up")),
+        case("twice", classes=("up", "down", "up")),
         case("integers [n]", labels=np.zeros(20)),
-        case("strings [n]", "None", labels=[*LABELS[1:], None]),
-        case("seed is -1", seed=-1),
-        case("'<pad>'", texts=[*TEXTS[1:], "<pad>"], tokens="symbols"),
+        case("strings [n]", labels=[*LABELS[1:], None]),
+        case("'<pad>'", texts=[*TEXTS[1:], "<pad>"], encoding=symbols),
         case("text 20 has no token", texts=[*TEXTS[1:], "  "]),
         case("test_texts", "test_labels", test_texts=TEXTS),
         case("'left'", test_texts=["a"], test_labels=["left"]),
-        case("test_fraction is 0.0", test_fraction=0.0),
-        case("test", "'4'", texts=without_4, test_texts=["9 4"], test_labels=["up"], **symbols),
+        case("no symbol '7'", texts=TEXTS, test_texts=["9 4"], test_labels=["up"], encoding=symbols),
     )
 
 
@@ -211,10 +91,10 @@ def test_english_words():
 
 @pytest.fixture
 def vectors(tmp_path):
-    """A file of vectors as it is shared, with the words of some texts."""
+    """A folder with files of vectors as they are shared, with the words of some texts."""
     words = ["film", "good", "1", "2"]
     table = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float16)
-    folder = tmp_path / "source"
+    folder = tmp_path / "embeddings"
     folder.mkdir()
     joined = np.frombuffer("\n".join(words).encode(), np.uint8)
     np.savez(folder / "small_vocab.npz", words=joined, vectors=table)
@@ -227,9 +107,9 @@ def test_vectors_of_words(vectors, tmp_path):
     folder, table = vectors
     texts = ["Good film , bad end"] * 10 + ["bad film"] * 10
     test = dict(test_texts=["good plot 1"], test_labels=["up"])
-    dataset = data.from_texts(texts, LABELS, **test, search_fraction=0.25)
+    dataset = data.from_texts(texts, LABELS, **test, held_out=data.HeldOut(search=0.25))
     task = tasks.Text(data=dataset, embeddings="small", embedding_dim=3)
-    loaded = task.load(tmp_path, folder)
+    loaded = task.load(tmp_path)
     shapes = {name: x.shape for name, x in loaded.inputs.items()}
     assert shapes == dict(tokens=(1, 5), mask=(1, 5), vectors=(1, 5, 3))
     batch = loaded.batches("train", 15, 0).at(0)
@@ -245,11 +125,11 @@ def test_vectors_of_words(vectors, tmp_path):
     assert all(0 < np.abs(vector).max() <= scale * 3**0.5 + 1e-6 for vector in unknown.values())
     covered = loaded.details()["words_with_vectors"]
     assert covered["test"] == 0 and 0 < covered["train"] < 1
-    # By its path, in text, and from where it was kept, the vectors are the same.
+    # By its path, and in text, the vectors are the same.
     counted = folder / "counted.txt"
     counted.write_text(f"4 3\n{(folder / 'small.txt').read_text()}")  # as word2vec writes it
     paths = (tasks.Text(data=dataset, embeddings=str(path)) for path in (folder / "small.txt", counted))
-    for other in (*(task.load() for task in paths), task.load(tmp_path)):
+    for other in (task.load() for task in paths):
         np.testing.assert_array_equal(other.dataset.vectors.table, loaded.dataset.vectors.table)
     another = tasks.Text(data=dataset, embeddings="small", seed=1).load(tmp_path).dataset.vectors.table
     assert ((another != loaded.dataset.vectors.table).any(axis=1) == ~loaded.dataset.vectors.known).all()
@@ -267,18 +147,16 @@ def test_vectors_that_cannot_be_right_are_refused(vectors, tmp_path):
     np.savez(folder / "fewer.npz", words=words, vectors=np.zeros((3, 2), np.float32))
     np.savez(folder / "nan.npz", words=word, vectors=np.full((1, 2), np.nan))
 
-    def case(
-        embeddings, *names, error=ValueError, tokens="words", places=(tmp_path / "kept", folder), **more
-    ):
-        texts = data.from_texts(TEXTS, LABELS, tokens=tokens)
-        return lambda: tasks.Text(data=texts, embeddings=embeddings, **more).load(*places), error, *names
+    def case(embeddings, *names, error=ValueError, tokens="words", **more):
+        texts = data.from_texts(TEXTS, LABELS, encoding=data.Encoding(tokens=tokens))
+        return lambda: tasks.Text(data=texts, embeddings=embeddings, **more).load(tmp_path), error, *names
 
     refusals.check(
         case("small", "embedding_dim is 50", embedding_dim=50),
         case("small", "bytes", tokens="bytes"),
-        case("short", "line 2", "3 numbers"),
+        case("short", "line 2", "2 numbers"),
         case("tabs", "line 1"),
-        case("counted", "line 3", "'film 1 2'"),
+        case("counted", "line 3", "2 numbers"),
         case("none", "none of the"),
         case("other", "other.npz", "'vectors'", "'words'"),
         case("fewer", "2 words", "float32[3, 2]"),
@@ -286,14 +164,13 @@ def test_vectors_that_cannot_be_right_are_refused(vectors, tmp_path):
         case("broken", "broken.npz"),
         case("missing", "missing_vocab.npz", error=FileNotFoundError),
         case("missing.npz", "missing.npz", error=FileNotFoundError),
-        case("small", "'small'", error=FileNotFoundError, places=(tmp_path / "new",)),
     )
 
 
 def test_batches_of_texts_of_about_one_length():
     random = np.random.default_rng(0)
     texts = [" ".join([str(i), *["a"] * random.integers(0, 30)]) for i in range(210)]
-    dataset = data.from_texts(texts, np.arange(210) % 2, search_fraction=0)
+    dataset = data.from_texts(texts, np.arange(210) % 2, held_out=data.HeldOut(search=0))
     lengths = (8, 16, dataset.length)
     task, n = tasks.Text(data=dataset, lengths=lengths), len(dataset.train)
     batches = task.batches("train", 10, 3)
@@ -325,9 +202,122 @@ def test_batches_of_texts_of_about_one_length():
     assert task.evaluation("test")["tokens"].shape[-1] == dataset.length
 
 
+LINES = "".join(f"line {i} of a caf\u00e9\n" for i in range(100))
+
+
+@pytest.fixture
+def text(tmp_path):
+    path = tmp_path / "book.txt"
+    path.write_text(LINES, encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("tokenizer", ["byte", "word"])
+def test_a_text_is_cut_into_roles_at_the_ends_of_lines(text, tokenizer):
+    corpus = data.from_text(text, tokenizer=tokenizer)
+    parts = [corpus.vocabulary.decode(corpus.splits[role].tokens) for role in data.ROLES]
+    if tokenizer == "byte":
+        assert "".join(parts) == LINES and all(part.endswith("\n") for part in parts)
+    shares = [len(corpus.splits[role]) for role in data.ROLES]
+    expected = [0.95**2 * 0.8, 0.95**2 * 0.2, 0.95 * 0.05, 0.05]
+    np.testing.assert_allclose(np.array(shares) / sum(shares), expected, atol=0.015)
+    task = tasks.Language(data=corpus, length=8)
+    assert task.name == "book.txt" and list(task.sizes) == list(data.ROLES)
+
+
+def test_a_text_of_several_files_in_any_encoding(text, tmp_path):
+    other = tmp_path / "other.txt.gz"
+    other.write_bytes(gzip.compress("caf\u00e9 2000\n".encode("latin-1")))
+    with pytest.raises(ValueError, match="text in utf-8"):
+        data.from_text(text, test=other)
+    roles = dict(validation=other, test=other, held_out=data.HeldOut(search=0))
+    corpus = data.from_text(other, **roles, encoding="latin-1", name="o")
+    assert corpus.vocabulary.decode(corpus.train.tokens) == "caf\u00e9 2000\n" and corpus.search is None
+    assert corpus.name == "o" and corpus.test.n_bytes == 11
+    marked = tmp_path / "marked.txt"
+    marked.write_bytes("\ufeff".encode() + LINES.encode())
+    assert data.from_text(marked).train.tokens[0] == ord("l")
+
+
+def test_texts_that_cannot_be_right_are_refused(text, tmp_path):
+    empty = tmp_path / "empty.txt"
+    empty.write_bytes(b"")
+    refusals.check(
+        (lambda: data.from_text(tmp_path / "none.txt"), FileNotFoundError, "none.txt"),
+        (lambda: data.from_text(tmp_path), FileNotFoundError, "folder"),
+        (lambda: data.from_text(empty), ValueError, "empty.txt"),
+        (lambda: data.from_text(text, encoding="latin1000"), ValueError, "'latin1000'"),
+        (lambda: data.from_text(text, tokenizer="words"), ValueError, "'words'"),
+        (lambda: data.from_text(text, held_out=data.HeldOut(test=0)), ValueError, "test stream of book.txt"),
+    )
+
+
+def rows(count, start=0):
+    words = ("good", "fine", "bad", "poor")
+    return [(f"{words[i % 4]} film {i}", "up" if i % 4 < 2 else "down") for i in range(start, start + count)]
+
+
+def write(path, pairs, header="text\tlabel"):
+    path.write_text("".join(f"{line}\n" for line in [header, *("\t".join(pair) for pair in pairs)] if line))
+    return path
+
+
+def test_labeled_sentences_are_tokens_with_a_mask(tmp_path):
+    path = write(tmp_path / "films.tsv", [*rows(40), ('a\u2028long one, "quoted', "up")])
+    given = data.from_tsv(path, encoding=data.Encoding(length=3))
+    task = tasks.Text(data=given)
+    assert (given.name, given.classes, given.length) == ("films.tsv", ("down", "up"), 3)
+    assert task.sizes == {"train": 26, "search": 7, "test": 8}
+    batch = task.batches("train", 26, 0).at(0)
+    assert (batch["tokens"].dtype, batch["mask"].dtype, batch["tokens"].shape) == (np.int32, bool, (26, 3))
+    # Words of the training rows alone: all numbers of other rows are unknown.
+    known = {given.vocabulary.words[i] for i in batch["tokens"][batch["mask"]].tolist()}
+    assert {*known, "<unk>", "<eos>"} == set(given.vocabulary.words)
+    assert given.unknown["train"] == 0 and given.unknown["search"] >= 7 and given.unknown["test"] >= 8
+    for tokens, label in zip(batch["tokens"], batch["label"], strict=True):
+        first = given.vocabulary.words[tokens[0]]
+        assert label == (first in ("good", "fine", "a")) or first == "<unk>"
+    # The end of a long text is left out, and that of a short one is filled up.
+    assert sum(given.cut.values()) == 1
+    longer = data.from_tsv(path, encoding=data.Encoding(length=6))
+    short = longer.train.inputs
+    end = longer.vocabulary.words.index("<eos>")
+    assert (short["tokens"][~short["mask"]] == end).all() and short["mask"].sum(1).min() == 3
+
+
+def test_columns_by_number_and_files_of_their_own(tmp_path):
+    train = write(tmp_path / "a.tsv", [(label, "9", text) for text, label in rows(20)], header="")
+    test = write(tmp_path / "b.tsv", [(label, "9", text) for text, label in rows(8, 100)], header="")
+    encoding, held_out = data.Encoding(max_words=3), data.HeldOut(validation=0.2)
+    given = data.from_tsv(train, test, text=2, label=0, encoding=encoding, held_out=held_out)
+    assert tasks.Text(data=given).sizes == {"train": 13, "search": 3, "validation": 4, "test": 8}
+    assert given.vocabulary.words[0] == "film" and given.vocabulary.size == 5
+    assert given.unknown["test"] >= 8 and given.train.inputs["mask"].all()
+
+
+def test_tables_of_sentences_that_cannot_be_right_are_refused(tmp_path):
+    def case(name, *more, start=20, **options):
+        path = write(tmp_path / f"{len(list(tmp_path.iterdir()))}.tsv", [*rows(start), *more])
+        return lambda: data.from_tsv(path, **options), ValueError, name
+
+    test = write(tmp_path / "test.tsv", [("good", "sideways")])
+    refusals.check(
+        case("line 22", ("  ", "up")),
+        case("line 22 has no text or no label", ("good film", "")),
+        case("line 22", ("good", "film", "up")),
+        case("'review'", text="review"),
+        case("has 2 columns", text=1, label=2),
+        case("'label'", text=0),
+        case("'sideways'", test=test),  # a label of no training row
+        case("'up'", *[("good film", "up")] * 9, start=0),
+        case("labels are", start=0),
+    )
+
+
 def load_real(tmp_path, name, **options):
     try:
-        return tasks.Text(data=name, **options).load(tmp_path, REAL)
+        prepare.prepare(name, REAL, tmp_path)
+        return tasks.Text(data=name, **options).load(tmp_path)
     except FileNotFoundError as error:
         pytest.skip(f"JAXNAS_TEXT: {error}")
 
@@ -348,7 +338,11 @@ def load_real(tmp_path, name, **options):
     ],
 )
 def test_real_files(name, phrases, sizes, least, most, tmp_path):
-    task = load_real(tmp_path, name, embeddings="glove6b_50d", embedding_dim=50, phrases=phrases)
+    try:
+        vectors = str(source_files.find_source(REAL, "glove6b_50d_vocab.npz"))
+    except FileNotFoundError as error:
+        pytest.skip(f"JAXNAS_TEXT: {error}")
+    task = load_real(tmp_path, name, embeddings=vectors, embedding_dim=50, phrases=phrases)
     details = task.details()
     assert tuple(task.sizes.values()) == sizes and least <= details["vocabulary"] <= most
     assert details["words_with_vectors"]["train"] > 0.98 and details["words_with_vectors"]["test"] > 0.87
