@@ -280,21 +280,13 @@ def test_architectures_that_are_not_of_the_space_are_refused():
     wrong["num_heads"][2, 4] = 9
     jax.jit(TINY.check_static)(TINY.smallest())
     outside = [{**TINY.smallest(), "depth": x} for x in np.asarray([99, -1, 2**40])]
-    doors = (
-        *(TINY.encode, TINY.canonical, TINY.active),
-        lambda arch: TINY.mutate(key, arch, 0.1),
-        lambda arch: TINY.crossover(key, TINY.smallest(), arch),
-    )
     assert jax.jit(TINY.encode)(outside[0])[1] == 99  # what is traced cannot be refused
     refusals.check(
-        *(
-            (lambda f=f, a=a: f(a), ValueError, "'depth'", str(a["depth"]), "(12, 13, 14)")
-            for f in doors
-            for a in outside
-        ),
+        *((lambda a=a: TINY.encode(a), ValueError, "'depth'", str(a["depth"])) for a in outside),
+        (lambda: TINY.mutate(key, outside[0], 0.1), ValueError, "'depth'", "99"),
+        (lambda: TINY.crossover(key, TINY.smallest(), outside[0]), ValueError, "'depth'", "99"),
         (check(depht=0), ValueError, "'depht'", "'depth'"),
         (check("depth"), ValueError, "'depth'"),
-        (check(depth=np.int32(3)), ValueError, "'depth'", "3", "(12, 13, 14)"),
         (check(num_heads=np.zeros(13, np.int32)), ValueError, "'num_heads'", "(13,)", "(14,)"),
         (check(mlp_ratio=np.int32([0] * 5 + [-1] + [0] * 8)), ValueError, "'mlp_ratio'[5]", "-1"),
         (check(mlp_ratio=np.zeros(14, bool)), TypeError, "'mlp_ratio'", "bool"),
@@ -307,7 +299,6 @@ def test_architectures_that_are_not_of_the_space_are_refused():
         (read(num_heads=[3] * 3 + [5] + [3] * 9), ValueError, "'num_heads'[3]", "5"),
         (read(num_heads=[3] * 12), ValueError, "'num_heads'", "12"),
         (read(depth=12, mlp_ratio=[3] * 12), ValueError, "'num_heads'", "13", "'depth'"),
-        (read(num_heads=[3] * 15), ValueError, "15", "14"),
         (read(num_heads=3), ValueError, "'num_heads'", "list"),
         (read(embed_dim=None), ValueError, "'embed_dim'"),
         (lambda: TINY.from_dict(None), TypeError, "None"),
@@ -315,7 +306,6 @@ def test_architectures_that_are_not_of_the_space_are_refused():
         (lambda: TINY.mutate(key, TINY.smallest(), {"depth": 0.2}), ValueError, "embed_dim"),
         (lambda: TINY.mutate(key, TINY.smallest(), 1.2), ValueError, "1.2"),
         (lambda: spaces.autoformer("huge"), ValueError, "'huge'", "'tiny'"),
-        (lambda: spaces.published_options("huge"), ValueError, "'huge'", "'tiny'"),
     )
 
 
@@ -340,14 +330,11 @@ def test_choices_and_spaces_that_cannot_be_are_refused():
         (lambda: Choice(1).at_positions((1,)), ValueError, "1"),
         (at_positions((1,)), ValueError, "1", "2"),
         (at_positions((1,), (3,)), ValueError, "3", "position 1", "4"),
-        (at_positions((1,), ()), ValueError, "options"),
-        (at_positions((1,), (4, 4)), ValueError, "4", "twice"),
         (by_position([[1], [3]]), ValueError, "3", "position 1"),
         (by_position([[1]]), ValueError, "1", "2"),
         (lambda: Space(), ValueError, "choices"),
         (lambda: Space(a=3), TypeError, "Choice"),
         (lambda: Space.from_json(None), TypeError, "None"),
-        (lambda: Space.from_json({"a": None}), TypeError, "None"),
         (lambda: Space(a=Choice(1).when("zzzzz", 1)), ValueError, "'zzzzz'"),
         (lambda: Space(depth=Choice(2), a=Choice(1).repeat(2, active="dept")), ValueError, "'depth'"),
         (lambda: Space(depth=Choice(2, 3), a=Choice(1).repeat(2, active="depth")), ValueError, "3"),

@@ -147,7 +147,7 @@ class ChainCell:
 
 
 def _kinds(operations: int, *without: int | None) -> np.ndarray:
-    """Numbers the operations from 0, leaving out some, which get -1."""
+    """Numbers operations from 0, leaving out some, which get -1."""
     kept = [k not in without for k in range(operations)]
     return np.where(kept, np.cumsum(kept) - 1, -1).astype(np.int32)
 
@@ -161,7 +161,7 @@ def _compact(steps: jax.Array) -> jax.Array:
 def path_features(
     kinds: int, steps: jax.Array, alive: jax.Array, used: jax.Array, *, length: int = 3
 ) -> Features:
-    """What a cell computes along its paths, as groups of float32 columns.
+    """Returns features of what a cell computes along its paths, as groups of float32 columns.
 
     From what `paths` of a cell returns. `sequences`: how often each sequence of operations of up to
     `length` is a whole path (a longer one counts as its last `length`); `pairs`: how often two

@@ -109,17 +109,12 @@ class NSGA2(Strategy):
             new, memory=Survivors(jnp.where(usable[order], rows[order], -1), rank[order], crowding[order])
         )
 
-    @functools.partial(jax.jit, static_argnums=0)
-    def front(self, state: State) -> jax.Array:
-        """The rows of the history that no other dominates, bool [evaluations]."""
-        return pareto.pareto_front(state.scores)
-
     def best(self, state: State) -> tuple[Arch, jax.Array]:
         """Returns the front: architectures, leading axis F, and scores, float32 [F, objectives], best first.
 
-        On the host, since F is not known before; `front` works under jit.
+        On the host, since F is not known before.
         """
-        rows = jnp.flatnonzero(self.front(state))
+        rows = jnp.flatnonzero(pareto.pareto_front(state.scores))
         check_best(state, len(rows))
         rows = rows[jnp.argsort(-state.scores[rows, 0])]
         return self.space.decode(state.codes[rows]), state.scores[rows]

@@ -185,7 +185,7 @@ class PredictorGuided(Strategy):
 
 
 def _targets(state: State) -> tuple[jax.Array, jax.Array]:
-    """What a predictor is told of each row, float32 [H], and the rows that it is told of, bool [H]."""
+    """The target of each row for a predictor, float32 [H], and the rows that count, bool [H]."""
     row, scored = jnp.arange(state.scores.shape[0]), ~jnp.isnan(state.scores)
     worst = jnp.min(jnp.where(scored, state.scores, jnp.inf))
     middle = jnp.nanmedian(jnp.where(row < state.size, state.scores, jnp.nan))

@@ -23,7 +23,7 @@ _DRAWS = 8  # Draws of the policy for each architecture asked: most are known on
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Learner:
-    """What a policy search keeps: parameters, optimizer state, and the moving average of rewards."""
+    """The memory of a policy search: parameters, optimizer state, and the moving average of rewards."""
 
     params: Any
     opt_state: Any

@@ -190,17 +190,14 @@ def check_search(strategy: Any, evaluate: Any, key: Any, given: str) -> None:
     check_key(key)
     arguments = (given,) if strategy.fidelities is None else (given, "fidelity")
     try:
-        signature = inspect.signature(evaluate)
-    except ValueError:  # of some functions that are not written in Python
+        # What a decorator wraps may take other arguments than the decorated function.
+        inspect.signature(evaluate, follow_wrapped=False).bind(*arguments)
+    except ValueError:  # Some functions that are not written in Python have no signature.
         return
-    try:
-        signature.bind(*arguments)
-    except TypeError:
-        if not hasattr(evaluate, "__wrapped__"):  # which may take other arguments than it says
-            raise TypeError(
-                f"search: {type(strategy).__name__} calls evaluate({', '.join(arguments)}), but it takes "
-                f"{signature}."
-            ) from None
+    except TypeError as error:
+        raise TypeError(
+            f"search: {type(strategy).__name__} calls evaluate({', '.join(arguments)}): {error}."
+        ) from None
 
 
 def check_strategy(strategy: Any) -> None:
@@ -267,7 +264,7 @@ def _evaluated(
 
 
 def _checked(told: Any, shape: tuple[int, ...]) -> np.ndarray:
-    """What an evaluation returned, as float32, if it has that shape."""
+    """The returned scores or seconds as float32, if it has that shape."""
     try:
         array = np.asarray(told)
     except (TypeError, ValueError):  # rows of different lengths
@@ -281,7 +278,7 @@ def _checked(told: Any, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def _spread(told: np.ndarray, rows: np.ndarray, batch: int) -> np.ndarray:
-    """What is known of some rows, as a whole batch."""
+    """Numbers of some rows as a whole batch."""
     whole = np.zeros((batch, *told.shape[1:]), np.float32)
     whole[rows] = told
     return whole

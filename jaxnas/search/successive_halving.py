@@ -137,7 +137,7 @@ class Hyperband(Strategy):
         return state.memory.current
 
     def columns(self, state: State) -> dict[str, jax.Array]:
-        """What the history says of each evaluation beside its score."""
+        """See `Strategy.columns`."""
         return {"fidelity": state.memory.fidelity, "seconds": state.memory.seconds}
 
     @functools.partial(jax.jit, static_argnums=0)
@@ -218,7 +218,7 @@ class Hyperband(Strategy):
 
     def finished(self, state: State) -> jax.Array:
         """Whether the budget is spent, the given race over or the feasible space exhausted, bool []."""
-        # An exhausted space has no new race, but the one that is being run goes on to its end.
+        # An exhausted space has no new race, but the current one runs to its end.
         over = state.exhausted & _starts_race(state) & ~jnp.any(state.valid)
         over |= state.size >= self.evaluations
         if self.given is not None:
