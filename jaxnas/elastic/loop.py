@@ -165,16 +165,17 @@ def _alike(column: Sequence[Any], number: int) -> Sequence[Any]:
 
     Gates that the depth decides have a table for each layer. `number` tells their decision from others.
     """
-    widths = [one for one in column if isinstance(one, Width)]
-    if len({one.table for one in widths}) < 2 or len({one.maximum for one in widths}) > 1:
+    if not all(isinstance(one, Width) for one in column):
         return column
-    sizes = sorted({size for one in widths for size in one.table.values})
+    if len({one.table for one in column}) == 1 or len({one.maximum for one in column}) > 1:
+        return column
+    sizes = sorted({size for one in column for size in one.table.values})
     name, table = ("size", number), Table((("size", number),), (len(sizes),), tuple(sizes))
-    choices = [joint(one) for one in widths]
+    choices = [joint(one) for one in column]
     to_sizes = [np.array([sizes.index(size) for (size,) in choice.rows], np.int32) for choice in choices]
     soft = any(choice.is_soft for choice in choices)
     values = [
         jnp.zeros(len(sizes)).at[to].add(choice.weights()) if soft else jnp.asarray(to)[choice.index()]
         for to, choice in zip(to_sizes, choices, strict=True)
     ]
-    return [Width(table, {name: value}, widths[0].axis) for value in values]
+    return [Width(table, {name: value}, column[0].axis) for value in values]

@@ -18,6 +18,7 @@ from jaxnas.elastic.decisions import Decisions
 from jaxnas.space import Arch, Space
 from jaxnas.supernets.attention_graph import LayerKind, run_graph
 from jaxnas.supernets.attention_weights import Context, check_graph
+from jaxnas.supernets.graph_operations import Identity, Zero
 from jaxnas.supernets.schema import check_multiple
 from jaxnas.supernets.word_vectors import tuned
 
@@ -34,22 +35,6 @@ def _symmetric(scale: float) -> Any:
         return jax.random.uniform(key, shape, dtype, -scale, scale)
 
     return init
-
-
-class Zero(nn.Module):
-    """Gives zeros."""
-
-    def __call__(self, x: jax.Array, mask: jax.Array, *, train: bool = False) -> jax.Array:
-        """Maps x [B, T, D] to [B, T, D]."""
-        return jnp.zeros_like(x)
-
-
-class Identity(nn.Module):
-    """Gives its input."""
-
-    def __call__(self, x: jax.Array, mask: jax.Array, *, train: bool = False) -> jax.Array:
-        """Maps x [B, T, D] to [B, T, D]."""
-        return x
 
 
 class Convolution(nn.Module):
@@ -177,8 +162,8 @@ class AutoAttendText(nn.Module):
         """The operations by the names that a space gives them, in the order of the released code."""
         common: dict[str, Any] = {"dropout": self.dropout, "parent": None}
         return {
-            "zero": Zero(parent=None),
-            "identity": Identity(parent=None),
+            "zero": Zero(self.width, parent=None),
+            "identity": Identity(self.width, parent=None),
             "convolution_1": Convolution(self.width, 1, **common),
             "convolution_3": Convolution(self.width, 3, **common),
             "max_pool": MaxPool(parent=None),

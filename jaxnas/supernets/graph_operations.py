@@ -195,25 +195,25 @@ class Product(nn.Module):
 
 
 class Zero(nn.Module):
-    """Nothing: zeros [N, features]."""
+    """Nothing: zeros [..., features]."""
 
     features: int
 
-    def __call__(self, x: jax.Array, graph: Graph, *, train: bool = False) -> jax.Array:
-        """Takes x [N, in]."""
-        return jnp.zeros((x.shape[0], self.features), x.dtype)
+    def __call__(self, x: jax.Array, *inputs: Any, train: bool = False) -> jax.Array:
+        """Takes x [..., in]."""
+        return jnp.zeros((*x.shape[:-1], self.features), x.dtype)
 
 
 class Identity(nn.Module):
-    """The nodes as they are, [N, features]."""
+    """Its input as it is, [..., features]."""
 
     features: int
 
-    def __call__(self, x: jax.Array, graph: Graph, *, train: bool = False) -> jax.Array:
-        """Takes x [N, features]; another width raises ValueError."""
-        if x.shape[1] != self.features:
+    def __call__(self, x: jax.Array, *inputs: Any, train: bool = False) -> jax.Array:
+        """Takes x [..., features]; another width raises ValueError."""
+        if x.shape[-1] != self.features:
             raise ValueError(
-                f"Identity: nodes have {x.shape[1]} features, and {self.features} are asked for; the "
+                f"Identity: nodes have {x.shape[-1]} features, and {self.features} are asked for; the "
                 "identity cannot change their number. Leave it out of the pool of this layer."
             )
         return x

@@ -449,7 +449,7 @@ def _call(kind: Decision, chosen: Chosen, mixture: Mixture, x: jax.Array) -> jax
 
 
 def check(net: Hybrid) -> None:
-    """Checks the attributes of a network and its space; see `Hybrid` for what is raised."""
+    """Checks the attributes of a network and its space."""
     if not isinstance(net.strides, tuple) or not net.strides:
         raise TypeError(f"Hybrid: strides is {net.strides!r}, expected a tuple with that of each stage.")
     if min(net.strides) < 1:
