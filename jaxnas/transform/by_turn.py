@@ -60,7 +60,7 @@ class ByTurn:
         return [widths[name, turn] for turn in range(self.scan.length)]
 
     def masked(self, widths: Mapping[Any, Width], switched: bool) -> Turns:
-        """Masked: what all turns have, with the turns in front."""
+        """The masks, sizes and gates of all turns, with a leading axis of turns."""
         masks, products = {}, {}
         for group in self.groups:
             own = self._each(widths, group.name)
@@ -101,7 +101,7 @@ class ByTurn:
 
 
 def _stacked(widths: list[Width]) -> Width | None:
-    """The widths of all turns as one, with the turns in front; None where their tables differ."""
+    """The widths of all turns as one, with a leading axis of turns; None where their tables differ."""
     first = widths[0]
     if any((w.table.counts, w.table.values) != (first.table.counts, first.table.values) for w in widths):
         return None

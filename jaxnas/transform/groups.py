@@ -269,7 +269,9 @@ def analyze(model: Any, variables: Any = None, inputs: Any = None) -> Groups:
       ValueError: a model that cannot be traced with these inputs.
     """
     if inputs is None:
-        raise TypeError("analyze needs inputs: a pytree of arrays or jax.ShapeDtypeStruct, batch in front.")
+        raise TypeError(
+            "analyze needs inputs: a pytree of arrays or jax.ShapeDtypeStruct with a leading batch axis."
+        )
     pure = model_of(model, variables)
     example = specification(inputs)
     if all(x.shape[0] == 1 for x in jax.tree.leaves(example)):

@@ -60,8 +60,8 @@ def order(
     Args:
       net: a supernet of `jaxnas.supernet`.
       variables: of its full size, by collection; batch statistics are permuted, too.
-      batches: calibration data: pytrees of inputs, batch in front; with "taylor" pairs (inputs, targets). Not
-        needed for "weights" or a function.
+      batches: calibration data: pytrees of inputs with a leading batch axis; for "taylor" pairs (inputs,
+        targets). Not needed for "weights" or a function.
       by: "activations", the root mean square of what enters the contraction; "weights", the sum of absolute
         weights that read it; "contributions", the product of these two; "taylor", the sum of |weight *
         gradient| of the weights that read it; or a function `score(group, variables) -> [group.size]`, by
@@ -113,7 +113,7 @@ def rank_modules(
     Args:
       net: a supernet, or the groups of `jaxnas.analyze`.
       variables: of its full size, by collection.
-      batches: calibration data: pytrees of inputs, batch in front.
+      batches: calibration data: pytrees of inputs with a leading batch axis.
       modules: names, or a pattern of names as for `Depth`.
 
     Returns:
@@ -327,8 +327,8 @@ def _walk(
         inputs.
 
     Returns:
-      The results, and all that `see` gives; within a scan, with its turns in front. What is in a branch that
-      is not taken is zero, and what is in `while` is not seen.
+      The results, and all that `see` gives; within a scan, with a leading axis of turns. A branch that is not
+      taken gives zeros, and the body of a `while` nothing.
     """
     values = {**constants, **dict(zip(program.inputs, arguments, strict=True))}
     data = {number for number, own in zip(program.inputs, varies, strict=True) if own}

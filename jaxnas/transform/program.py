@@ -64,7 +64,7 @@ class Operation:
 
     @property
     def name(self) -> str:
-        """Of the primitive."""
+        """The name of the primitive."""
         return self.eqn.primitive.name
 
     @property

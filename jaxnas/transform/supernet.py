@@ -201,7 +201,7 @@ class Supernet:
 
         Args:
           variables: by collection, maximal; those of the sub-network if the space has one architecture.
-          inputs: a pytree of arrays, batch in front.
+          inputs: a pytree of arrays with a leading batch axis.
           arch: an architecture, hard or soft; None if there is one.
           train: whether the network runs as in training.
           mutable: whether to return updated collections, too, or their names.
@@ -324,7 +324,7 @@ class Supernet:
         return frozenset(group.atom for group in self.groups if group.kind == "kernel")
 
     def _widths(self, arch: Arch | None) -> dict[tuple[str, int | None], Width]:
-        """Of each place, by its name and turn."""
+        """The width of each place, by its name and turn."""
         read = Decisions(self.space, arch)
         made = {}
         for place in self.places:

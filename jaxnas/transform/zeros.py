@@ -1,4 +1,4 @@
-"""What is known to be zero behind the active part of arrays, so that nothing needs to be masked again."""
+"""Tracks which arrays are zero behind their active part, so that nothing is masked again."""
 
 from __future__ import annotations
 
