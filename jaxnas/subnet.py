@@ -72,7 +72,7 @@ def extract(
     inputs: Any = None,
     verify: Any = None,
     batches: Any = None,
-    rebuild: Callable[[Mapping[str, int]], Any] | None = None,
+    rebuild: Callable[[Mapping[str, Any]], Any] | None = None,
 ) -> Subnet:
     """The network of one architecture, alone, with its part of the weights.
 
@@ -84,8 +84,9 @@ def extract(
       verify: a batch of inputs; if given, both networks are run on it and compared.
       batches: training inputs from which batch statistics are made first; see `jaxnas.calibrate`. A network
         whose statistics nothing has made, as after `jaxnas.training.fit`, needs them.
-      rebuild: of a network of `jaxnas.supernet`, from the sizes of its groups to a module of its own class,
-        which is returned with the weights, and compared with the supernet; needs `verify`.
+      rebuild: of a network of `jaxnas.supernet`, from the sizes of its groups by name (a tuple in a scan, 0
+        or 1 for a module, options of the module's own decisions) to a module of its own class, which is
+        returned with the weights, and compared with the supernet; needs `verify`.
 
     Returns:
       The network, its variables and, with `verify`, the error.
@@ -113,8 +114,7 @@ def extract(
         return Subnet(small, small_variables)
     arch, apply = net.space.canonical(arch), small.apply
     if rebuild is not None:
-        made = rebuilt(small, small_variables, rebuild, verify)
-        small, small_variables, apply = made.module, made.variables, made.apply
+        small, small_variables, apply = rebuilt(small, small_variables, rebuild, verify)
     error = _verified(net, variables, arch, apply, small_variables, verify)
     tolerance = HALF_TOLERANCE if network.annotated(net, verify).half_precision else TOLERANCE
     if not error <= tolerance:

@@ -187,7 +187,7 @@ def save(folder: str | pathlib.Path, module: Module, variables: Any, config: Con
       config: that `load` returned; its tokenizer and other files are copied.
 
     Returns:
-      What is not as it came, in sentences; they are logged, too.
+      Sentences on what differs from the checkpoint; they are logged, too.
 
     Raises:
       ValueError: variables of another module, sizes that no family has, or the folder that the checkpoint

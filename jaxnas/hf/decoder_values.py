@@ -33,19 +33,10 @@ def read(values: Mapping[str, Any]) -> Decoder:
             f"config.json: num_attention_heads is {heads}, expected a multiple of num_key_value_heads, "
             f"{groups}."
         )
-    rows = layer_sizes(values, layers, SIZES) or [(groups, heads // groups, hidden)] * layers
-    if not (rows and all(k <= groups and g <= heads // groups and f <= hidden for k, g, f in rows)):
-        raise ValueError("config.json: jaxnas.layers has sizes beyond those of the tensors.")
-    kv_groups, group_heads, hiddens = zip(*rows, strict=True)
-    return Decoder(
-        _form(values, width, heads),
-        size(values, "vocab_size"),
-        width,
-        kv_groups,
-        group_heads,
-        hiddens,
-        _windows(values, layers),
-    )
+    whole = dict(zip(SIZES, (groups, heads // groups, hidden), strict=True))
+    form, tokens, windows = _form(values, width, heads), size(values, "vocab_size"), _windows(values, layers)
+    kv_groups, group_heads, hiddens = layer_sizes(values, layers, whole)
+    return Decoder(form, tokens, width, kv_groups, group_heads, hiddens, windows)
 
 
 def _form(values: Mapping[str, Any], width: int, heads: int) -> Form:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from jaxnas.choice import nearest
@@ -14,26 +13,14 @@ from jaxnas.hf.image_classifier import ImageClassifier
 Module = Decoder | ImageClassifier
 
 
-@dataclasses.dataclass(frozen=True)
-class Family:
-    """How checkpoints with one `model_type` are read and written.
-
-    Attributes:
-      read: from the values of a config.json to the module.
-      write: from a module whose layers have one size, and the values of the checkpoint that it came from, to
-        the module as it is stored, its values, and notes on what is not as it came.
-    """
-
-    read: Callable[[Mapping[str, Any]], Module]
-    write: Callable[[Any, Mapping[str, Any]], tuple[Any, dict[str, Any], list[str]]]
+# What reads and writes a `model_type`: `read(values)` makes the module; `write(module, values)` gives the
+# module as it is stored, its values, and notes on what is not as it came.
+FAMILIES: dict[str, Any] = dict.fromkeys(decoder_values.FAMILIES, decoder_values)
+FAMILIES |= dict.fromkeys(image_values.FAMILIES, image_values)
 
 
-FAMILIES = dict.fromkeys(decoder_values.FAMILIES, Family(decoder_values.read, decoder_values.write))
-FAMILIES |= dict.fromkeys(image_values.FAMILIES, Family(image_values.read, image_values.write))
-
-
-def family_of(values: Mapping[str, Any], where: Any) -> Family:
-    """The family of a config.json.
+def family_of(values: Mapping[str, Any], where: Any) -> Any:
+    """What reads and writes the family of a config.json.
 
     Raises:
       ValueError: another one, which is named with those that are known.

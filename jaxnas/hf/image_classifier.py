@@ -67,7 +67,7 @@ class ImageClassifier(nn.Module):
         """Classifies images.
 
         Args:
-          images: float [B, height, width, channels]. (In PyTorch the channels are in front.)
+          images: float [B, height, width, channels]. (PyTorch has [B, channels, height, width].)
 
         Returns:
           Logits, float32 [B, classes].

@@ -26,9 +26,6 @@ def read(values: Mapping[str, Any]) -> ImageClassifier:
         raise ValueError(f"config.json: architectures is {named!r}, expected one of {', '.join(_CLASSES)}.")
     layers, width = size(values, "num_hidden_layers", 12), size(values, "hidden_size", 768)
     heads, hidden = size(values, "num_attention_heads", 12), size(values, "intermediate_size", 3072)
-    rows = layer_sizes(values, layers, SIZES) or [(heads, hidden)] * layers
-    if not all(h <= heads and f <= hidden for h, f in rows):
-        raise ValueError("config.json: jaxnas.layers has sizes beyond those of the tensors.")
     labels = mapping(values, "id2label")
     form = ImageForm(
         image=_pair(values, "image_size", 224),
@@ -42,7 +39,7 @@ def read(values: Mapping[str, Any]) -> ImageClassifier:
         epsilon=number(values, "layer_norm_eps", 1e-12),
         activation=one_of(values, "hidden_act", "gelu", ACTIVATIONS),
     )
-    row_heads, row_hidden = zip(*rows, strict=True)
+    row_heads, row_hidden = layer_sizes(values, layers, dict(zip(SIZES, (heads, hidden), strict=True)))
     return ImageClassifier(form, width, row_heads, row_hidden)
 
 

@@ -80,8 +80,8 @@ class PrunableNetwork(Supernet):
                 f"save: the network has {self.space.cardinality:,} architectures; extract one, by "
                 "jaxnas.extract(net, variables, arch, verify=batch)."
             )
-        made = rebuilt(self, variables, rebuild(self.module), self.groups.inputs)
-        return checkpoint.save(pathlib.Path(folder), made.module, made.variables, self.config)
+        module, own, _ = rebuilt(self, variables, rebuild(self.module), self.groups.inputs)
+        return checkpoint.save(pathlib.Path(folder), module, own, self.config)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

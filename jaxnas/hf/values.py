@@ -63,23 +63,20 @@ def one_of(values: Mapping[str, Any], key: str, default: str, allowed: Any) -> s
     return found
 
 
-def layer_sizes(
-    values: Mapping[str, Any], layers: int, names: tuple[str, ...]
-) -> list[tuple[int, ...]] | None:
-    """The sizes of each layer, which `jaxnas.hf.save` records where it pads them; None if it did not.
+def layer_sizes(values: Mapping[str, Any], layers: int, whole: Mapping[str, int]) -> list[tuple[int, ...]]:
+    """The sizes of the layers, for each name of one: those that `jaxnas.hf.save` recorded, or the whole ones.
 
     Raises:
-      ValueError: a record of other layers.
+      ValueError: a record of other layers, or of larger ones.
     """
     record = values.get("jaxnas")
-    if not isinstance(record, Mapping) or "layers" not in record:
-        return None
-    rows = record["layers"]
+    rows = record.get("layers", [whole] * layers) if isinstance(record, Mapping) else [whole] * layers
     good = isinstance(rows, list) and len(rows) == layers and all(isinstance(row, Mapping) for row in rows)
-    found = [tuple(row.get(name) for name in names) for row in rows] if good else []
-    if not good or not all(isinstance(n, int) and n >= 0 for row in found for n in row):
+    found = [tuple(row.get(name) for row in rows) for name in whole] if good else []
+    sizes = zip(found, whole.values(), strict=False)
+    if not good or not all(isinstance(n, int) and 0 <= n <= most for row, most in sizes for n in row):
         raise ValueError(
-            f"config.json: jaxnas.layers is {rows!r:.200}, expected {', '.join(names)} of each of {layers} "
-            "layers."
+            f"config.json: jaxnas.layers is {rows!r:.200}, expected {dict(whole)}, or less, of each of "
+            f"{layers} layers."
         )
     return found

@@ -10,7 +10,7 @@ import datetime
 import math
 import os
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxnas import files
@@ -27,6 +27,7 @@ def write(
     doing: str,
     *,
     searches: Sequence[SearchOf] = (),
+    network: Mapping[str, Any] | None = None,
     reload: int | None = 5,
 ) -> pathlib.Path:
     """Writes report.html of a run that goes on.
@@ -36,6 +37,7 @@ def write(
       task, space: of the run.
       doing: what the run is doing, as a sentence.
       searches: those that have begun; the first one is what the run is for.
+      network: of a network of `jaxnas.supernet`, what its `described` gives: the page draws its groups.
       reload: seconds after which a browser reads the page again; None for a page that stays.
 
     Raises:
@@ -49,6 +51,7 @@ def write(
         found=_best(records["history"], task, searches),
         searches=tuple(searches),
         selection=_probabilities(records["metrics"]),
+        config={"network": network},
     )
     if reload is not None:
         now = datetime.datetime.now().astimezone().strftime("%H:%M:%S")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from jaxnas import files, processes, report
 from jaxnas.report import result
@@ -28,6 +29,7 @@ class LivePage:
       workdir: whose metrics.jsonl and search/history.jsonl are shown.
       every: least seconds between two pages.
       searches: those that have begun.
+      network: see `jaxnas.report.live.write`.
       clock: seconds, for tests.
     """
 
@@ -36,6 +38,7 @@ class LivePage:
     workdir: str | os.PathLike
     every: float = 5.0
     searches: tuple[SearchOf, ...] = ()
+    network: Mapping[str, Any] | None = None
     clock: Callable[[], float] = time.monotonic
     _due: float | None = dataclasses.field(default=None, init=False)
     _first: tuple[float, int] | None = dataclasses.field(default=None, init=False)
@@ -73,4 +76,5 @@ class LivePage:
         if not processes.is_first():
             return
         task, space = describe_task(self.task), describe_space(self.space)
-        report.live.write(self.workdir, task, space, doing, searches=self.searches, reload=reload)
+        known = dict(searches=self.searches, network=self.network, reload=reload)
+        report.live.write(self.workdir, task, space, doing, **known)

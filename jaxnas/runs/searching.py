@@ -125,7 +125,8 @@ def search_space(
     clock = Clock(("step", "evaluation"))
     about = None if history is None else scoring(task, variables, settings.limit)
     variables = on_mesh(variables, mesh)
-    page = None if workdir is None else LivePage(task, space, workdir)
+    network = net.described() if hasattr(net, "described") else None
+    page = None if workdir is None else LivePage(task, space, workdir, network=network)
     archs, records, told, fresh = {}, [], None, 0
 
     def scores(archs: Arch, rows: int) -> np.ndarray:

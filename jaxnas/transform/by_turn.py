@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -19,7 +18,7 @@ from jaxnas.transform.specs import active_part
 
 
 def mask_of_width(one: Width, full: int, centered: bool) -> Any:
-    """The weight of each position of a group, bool (hard) or float (soft), [full]."""
+    """The weight of each position of a group, bool (hard) or float (soft), [full]; NumPy's if known."""
     if one.is_fixed:
         return active_part(full, one.maximum, centered, np)
     choice = joint(one)
@@ -27,17 +26,14 @@ def mask_of_width(one: Width, full: int, centered: bool) -> Any:
     if choice.is_soft:
         active = np.stack([active_part(full, size, centered, np) for size in sizes]).astype(np.float32)
         return choice.weights() @ jnp.asarray(active)
-    return active_part(full, jnp.asarray(sizes)[choice.index()], centered, jnp)
-
-
-def runs_of_width(one: Width) -> Any:
-    """Whether a module runs, bool (hard), or the probability that it does (soft), []."""
-    choice = joint(one)
-    runs = np.array([row[0] for row in choice.rows])
-    if choice.is_soft:
-        return choice.weights() @ jnp.asarray(runs, jnp.float32)
     index = choice.index()
-    return bool(runs[index]) if isinstance(index, int) else jnp.asarray(runs > 0)[index]
+    lib = np if isinstance(index, int) else jnp
+    return active_part(full, lib.asarray(sizes)[index], centered, lib)
+
+
+def gate_of_width(one: Width) -> Any:
+    """Whether a module runs, bool (hard), or the probability that it does (soft), []."""
+    return mask_of_width(one, 1, False)[0]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,16 +60,17 @@ class ByTurn:
         return [widths[name, turn] for turn in range(self.scan.length)]
 
     def masked(self, widths: Mapping[Any, Width], switched: bool) -> Turns:
-        """Masked: what all turns have, with the turns in front."""
+        """The masks, sizes and gates of all turns, with a leading axis of turns."""
         masks, products = {}, {}
         for group in self.groups:
             own = self._each(widths, group.name)
             centered = group.kind == "kernel"
-            masks[group.atom] = _of_turns(lambda w, n=group.size, c=centered: mask_of_width(w, n, c), own)
+            masks[group.atom] = jnp.stack([jnp.asarray(mask_of_width(w, group.size, centered)) for w in own])
             stacked = _stacked(own)
             if switched and not centered and stacked is not None and not stacked.is_fixed:
                 products[group.atom] = stacked
-        gates = tuple(_of_turns(runs_of_width, self._each(widths, name)) for name, _, _ in self.modules)
+        each = [self._each(widths, name) for name, _, _ in self.modules]
+        gates = tuple(jnp.stack([jnp.asarray(gate_of_width(w)) for w in own]) for own in each)
         row = Row({atom: size_of_mask(mask) for atom, mask in masks.items()}, masks, products, gates)
         return Turns(self.scan.axis, tuple((program, region) for _, program, region in self.modules), row)
 
@@ -104,7 +101,7 @@ class ByTurn:
 
 
 def _stacked(widths: list[Width]) -> Width | None:
-    """The widths of all turns as one, with the turns in front; None where their tables differ."""
+    """The widths of all turns as one, with a leading axis of turns; None where their tables differ."""
     first = widths[0]
     if any((w.table.counts, w.table.values) != (first.table.counts, first.table.values) for w in widths):
         return None
@@ -116,14 +113,6 @@ def _stacked(widths: list[Width]) -> Width | None:
         for name, column in zip(names[0], columns, strict=True)
     }
     return Width(dataclasses.replace(first.table, names=names[0]), values)
-
-
-def _of_turns(function: Callable[[Width], Any], widths: list[Width]) -> Any:
-    """A function of the widths of all turns, with the turns in front."""
-    stacked = _stacked(widths)
-    if stacked is None or stacked.is_fixed:
-        return jnp.stack([jnp.asarray(function(w)) for w in widths])
-    return jax.vmap(function)(stacked)
 
 
 def size_of_mask(mask: Any) -> Any:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import operator
+from collections.abc import Mapping
 from typing import Any
 
 from jaxnas import products
 from jaxnas.elastic.width import Table, combine, constant
 from jaxnas.transform import regions
 from jaxnas.transform.by_turn import ByTurn
+from jaxnas.transform.groups import Traced
 from jaxnas.transform.program import Operation, Program
 from jaxnas.transform.specs import table_of
 from jaxnas.transform.ties import Layout, atoms_of
@@ -22,53 +23,43 @@ def gate_of(op: Operation, gates: dict[str, Table]) -> Table:
     return combine(lambda *x: math.prod(x), *around) if around else constant(1)
 
 
-@dataclasses.dataclass(frozen=True)
-class Products:
-    """Counts the multiply-accumulates of a supernet's products.
+def products_of(
+    net: Any, traced: Traced, scans: Mapping[int, ByTurn], runs: Mapping[int, Table]
+) -> list[Table]:
+    """The multiply-accumulates of each product of a traced call of a supernet.
 
-    Attributes:
-      layouts: of all arrays.
+    Args:
       net: the supernet.
-      scans: see there.
+      traced: a call of it.
+      scans: that have sizes or modules by turn, by the identity of their operations.
       runs: which branch of a `cond` runs, by its identity.
     """
 
-    layouts: Any
-    net: Any
-    scans: dict[int, ByTurn]
-    runs: Any
-
-    def count(self, program: Program, turn: int | None) -> list[Table]:
-        """Of each product of a program, or of one turn of a scan."""
-        found = []
-        tables, gates = self.net._tables(turn), self.net._gates(turn)
+    def count(program: Program, turn: int | None) -> list[Table]:
+        found, (tables, gates) = [], net.tables[turn]
         for op in program.operations:
             gate = gate_of(op, gates)
-            if op.bodies:
-                inner = [(1, gate, table) for body in op.bodies for table in self.count(body, turn)]
-                if id(op) in self.runs:
-                    inner = [
-                        (1, combine(lambda on, which, i=i: on * (which == i), gate, self.runs[id(op)]), table)
-                        for i, body in enumerate(op.bodies)
-                        for table in self.count(body, turn)
-                    ]
-                elif op.name in ("while", "cond") and inner:
+            if op.name in products.PRODUCTS or op.name in products.SPARSE:
+                found.append(combine(operator.mul, gate, _product(op, traced.layouts, tables)))
+            elif own := scans.get(id(op)):
+                for now in range(own.scan.length):
+                    on = combine(operator.mul, gate, own.runs(net.tables[now][1]))
+                    found += [combine(operator.mul, on, table) for table in count(own.scan.body, now)]
+            elif (which := runs.get(id(op))) is not None:
+                for place, body in enumerate(op.bodies):
+                    on = combine(lambda on, branch, i=place: on * (branch == i), gate, which)
+                    found += [combine(operator.mul, on, table) for table in count(body, turn)]
+            elif inner := [table for body in op.bodies for table in count(body, turn)]:
+                if op.name in ("while", "cond"):
                     raise ValueError(
                         f"{'/'.join(op.scope)} has products in a lax.{op.name}, and the traced program does "
                         "not say how many of them run."
                     )
-                if own := self.scans.get(id(op)):
-                    each = [
-                        (own.runs(self.net._gates(t)), self.count(own.scan.body, t))
-                        for t in range(own.scan.length)
-                    ]
-                    inner = [(1, combine(operator.mul, gate, runs), x) for runs, some in each for x in some]
-                elif op.name == "scan":
-                    inner = [(op.eqn.params["length"], gate, table) for _, _, table in inner]
-                found += [combine(lambda on, n, t=times: on * n * t, on, table) for times, on, table in inner]
-            elif op.name in products.PRODUCTS or op.name in products.SPARSE:
-                found.append(combine(operator.mul, gate, _product(op, self.layouts, tables)))
+                times = constant(op.eqn.params["length"] if op.name == "scan" else 1)
+                found += [combine(lambda *x: math.prod(x), gate, times, table) for table in inner]
         return found
+
+    return count(traced.program, None)
 
 
 def _product(op: Operation, layouts: Any, tables: dict[int, Table]) -> Table:

@@ -24,21 +24,10 @@ from jaxnas.transform.segments import Segment, segments
 from jaxnas.transform.sizes import NONE, Atoms, Region, Sizes, State, Turns, place_of
 from jaxnas.transform.switch import run_segment
 from jaxnas.transform.ties import Layout, atoms_of, size_of
+from jaxnas.transform.zeros import zeros_of, zeros_of_body
 
-# Elementwise functions of which 0 is a fixed point.
-_ODD = frozenset(
-    "abs asin asinh atan atanh ceil conj convert_element_type copy copy_p erf erf_inv expm1 "
-    "floor imag log1p neg optimization_barrier real reduce_precision round sign sin sinh square "
-    "stop_gradient tan tanh".split()
-)
 # Operands whose zeros make infinities, in the result or its derivative: they are 1 behind the active part.
 _SINGULAR = {"div": 1, "rem": 1, "log": 0, "sqrt": 0, "rsqrt": 0, "cbrt": 0, "pow": 0, "integer_pow": 0}
-_ALL = frozenset("add add_any sub max min or xor".split())  # 0 of zeros
-_ANY = frozenset("mul and".split())  # 0 if one operand is
-_KEPT = frozenset(  # moves numbers, or adds some: zeros stay zeros
-    "reshape transpose squeeze tile expand_dims broadcast_in_dim slice rev reduce_sum reduce_max reduce_min "
-    "reduce_window_max reduce_window_min reduce_window_sum dynamic_slice".split()
-)
 _PASSING = frozenset(  # of a sum that is still to be divided
     "convert_element_type reshape broadcast_in_dim squeeze expand_dims transpose neg copy "
     "stop_gradient".split()
@@ -183,7 +172,7 @@ def _operation(op: Operation, state: State, sizes: Sizes) -> None:
     else:
         results = bind(op, values, _resized(op, values, sizes) if sizes.small else op.eqn.params)
     _count(op, state, sizes)
-    zeros = NONE if sizes.small else _zeros(op, state, sizes)
+    zeros = NONE if sizes.small else zeros_of(op, state, sizes)
     for out, value in zip(op.outs, results, strict=True):
         state.values[out], state.zero[out] = value, zeros
 
@@ -304,43 +293,6 @@ def _with_neutral(op: Operation, values: list[Any], state: State, sizes: Sizes) 
     return [sizes.mask(values[0], chosen, neutral), *values[1:]] if needed else values
 
 
-def _zeros(op: Operation, state: State, sizes: Sizes) -> Atoms:
-    """The atoms behind whose active part the results are known to be zero."""
-    given = [state.zeros(one, sizes) for one in op.ins]
-    if not any(given):
-        return NONE
-    has = [sizes.atoms(one) for one in op.ins]
-    found = NONE
-    if op.name in _ANY or op.name == "dot_general":
-        found = NONE.union(*(zero & own for zero, own in zip(given, has, strict=True)))
-    elif op.name in _ALL or op.name in ("concatenate", "stack"):
-        found = given[0].intersection(*given[1:])
-    elif op.name == "select_n":
-        found = given[1].intersection(*given[2:])
-    elif op.name in ("div", "rem") or op.name in _KEPT or op.name in _ODD:
-        found = given[0]
-    elif op.name == "gather":
-        found = given[0] - has[1]
-    elif op.name == "integer_pow" and op.eqn.params["y"] > 0:
-        found = given[0]
-    elif op.name == "cumsum":
-        found = given[0] - sizes.elastic(sizes.layouts[op.array(0)][op.eqn.params["axis"]])
-    elif op.name == "conv_general_dilated":
-        kernels = sizes.layouts[op.array(1)][op.eqn.params["dimension_numbers"].rhs_spec[0]]
-        found = (given[1] & sizes.elastic(kernels)) | (given[0] - has[1])
-    found &= sizes.atoms(op.outs[0])  # a sum along an atom no longer has it
-    if not found:
-        return NONE
-    # An atom in two axes of a result, as of x x^T: both operands must have zeros.
-    axes = [sizes.elastic(layout) for layout in sizes.layouts[op.outs[0]]]
-    twice = {atom for atom in found if sum(atom in axis for axis in axes) > 1}
-    return frozenset(
-        atom
-        for atom in found
-        if atom not in twice or all(atom in zero for zero, own in zip(given, has, strict=True) if atom in own)
-    )
-
-
 def _resized(op: Operation, values: list[Any], sizes: Sizes) -> dict[str, Any]:
     """The parameters of an operation at small shapes."""
     parameters = dict(op.eqn.params)
@@ -427,9 +379,9 @@ def _tupled(body: Program, zero: Sequence[Atoms], sizes: Sizes) -> Callable[...,
 
 def _scan(op: Operation, values: list[Any], zero: list[Atoms], sizes: Sizes) -> list[Any]:
     parameters, turns = op.eqn.params, sizes.turns.get(id(op))
-    consts, carries = parameters["num_consts"], parameters["num_carry"]
-    given, carry = values[:consts], tuple(values[consts : consts + carries])
-    known = [*zero[:consts], *[NONE] * carries, *zero[consts + carries :]]
+    carries, (start, stop) = parameters["num_carry"], (op.carried.start, op.carried.stop)
+    given, carry = values[:start], tuple(values[start:stop])
+    known = [*zero[:start], *[NONE] * carries, *zero[stop:]]
     length, by_turn = parameters["length"], None
     if turns is not None and sizes.small:
         if turns.rows:
@@ -449,7 +401,7 @@ def _scan(op: Operation, values: list[Any], zero: list[Atoms], sizes: Sizes) -> 
     carry, made = lax.scan(
         turn,
         carry,
-        (tuple(values[consts + carries :]), by_turn),
+        (tuple(values[stop:]), by_turn),
         length=length,
         reverse=parameters["reverse"],
         unroll=parameters["unroll"],
@@ -459,16 +411,18 @@ def _scan(op: Operation, values: list[Any], zero: list[Atoms], sizes: Sizes) -> 
 
 def _unrolled(op: Operation, values: list[Any], sizes: Sizes, turns: Turns) -> list[Any]:
     """Runs the turns of a scan one after another, at small shapes that differ by turn."""
-    parameters, body = op.eqn.params, op.bodies[0]
-    consts, carries = parameters["num_consts"], parameters["num_carry"]
-    stop = consts + carries
-    carry, made = values[consts:stop], {}
-    for turn in reversed(turns.kept) if parameters["reverse"] else turns.kept:
+    body, carries, (start, stop) = (
+        op.bodies[0],
+        op.eqn.params["num_carry"],
+        (op.carried.start, op.carried.stop),
+    )
+    carry, made = values[start:stop], {}
+    for turn in reversed(turns.kept) if op.eqn.params["reverse"] else turns.kept:
         at = sizes.at(turns, turns.rows[turn])
         own = at.sizes.keys() - sizes.sizes.keys()
         given = [
             at.cut(x, one) if at.atoms(one) & own else x
-            for x, one in zip(values[:consts], body.inputs, strict=False)
+            for x, one in zip(values[:start], body.inputs, strict=False)
         ]
         rows = [
             _of_turn(x, one, turn, turns, at) for x, one in zip(values[stop:], op.ins[stop:], strict=True)
@@ -497,7 +451,7 @@ def _custom(
     changed = any(sizes.elastic(layout) for number in arrays(body) for layout in sizes.layouts[number])
     if not changed or (not sizes.small and _is_elementwise(body)):
         made = bind(op, values, op.eqn.params)
-        return made, [NONE] * len(op.outs) if sizes.small else _zeros_of_body(body, zero, sizes)
+        return made, [NONE] * len(op.outs) if sizes.small else zeros_of_body(body, zero, sizes)
     return _run(body, values, zero, sizes)
 
 
@@ -507,14 +461,6 @@ def _relu(body: Program) -> Callable[..., Any] | None:
         case [op] if op.name == "max" and op.ins[0] == body.inputs[0] and isinstance(op.ins[1], Constant):
             return jax.nn.relu if float(op.ins[1].value) == 0 else None
     return None
-
-
-def _zeros_of_body(body: Program, zero: Sequence[Atoms], sizes: Sizes) -> list[Atoms]:
-    state = State({}, dict(zip(body.inputs, zero, strict=True)), {}, {})
-    for op in body.operations:
-        zeros = _zeros(op, state, sizes)
-        state.zero.update(dict.fromkeys(op.outs, zeros))
-    return [state.zeros(one, sizes) for one in body.outputs]
 
 
 def arrays(body: Program) -> list[int]:

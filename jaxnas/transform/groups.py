@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
@@ -18,13 +17,13 @@ from jaxnas.inputs import describe, specification, with_batch
 from jaxnas.products import computes_in_half_precision
 from jaxnas.tensors import Path
 from jaxnas.transform.models import Model, model_of
+from jaxnas.transform.naming import CHANNELS, HIDDEN, WIDTH, kinds_of, names_of
 from jaxnas.transform.program import Program, Trace
 from jaxnas.transform.rules import KERNEL, LOOKED_UP
 from jaxnas.transform.ties import Layout, Leaf, atoms_of, leaves
 
-_WIDTH, _CHANNELS, _HIDDEN = "width", "channels", "hidden"
 # The logical names of axes by the kinds of their groups, as elastic layers call them.
-_LOGICAL = {_WIDTH: "embed", _CHANNELS: "embed", _HIDDEN: "mlp"} | dict.fromkeys(
+_LOGICAL = {WIDTH: "embed", CHANNELS: "embed", HIDDEN: "mlp"} | dict.fromkeys(
     ("heads", "kv_heads", "queries"), "heads"
 )
 
@@ -116,26 +115,15 @@ class Groups:
     def __str__(self) -> str:
         rows = [("group", "kind", "size", "axes", "parameters", "first axis")]
         for group in self:
-            path, axis = group.places[0]
-            first = f"{'/'.join(path)}[{axis}]"
-            rows.append(
-                (
-                    group.name,
-                    group.kind,
-                    str(group.size),
-                    str(len(group.places)),
-                    f"{group.parameters:,}",
-                    first,
-                )
-            )
+            numbers = str(group.size), str(len(group.places)), f"{group.parameters:,}"
+            rows.append((group.name, group.kind, *numbers, _axes(group.places[:1])))
         widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
         lines = [
             "  ".join(x.ljust(width) for x, width in zip(row, widths, strict=True)).rstrip() for row in rows
         ]
         for fixed in self.fixed:
-            places = [f"{'/'.join(path)}[{axis}]" for path, axis in fixed.places]
-            more = f" and {len(places) - 3} more" if len(places) > 3 else ""
-            lines.append(f"fixed, {fixed.reason}: {', '.join(places[:3])}{more}")
+            more = f" and {len(fixed.places) - 3} more" if len(fixed.places) > 3 else ""
+            lines.append(f"fixed, {fixed.reason}: {_axes(fixed.places[:3])}{more}")
         return "\n".join(lines)
 
     @functools.cached_property
@@ -196,7 +184,7 @@ class Groups:
           ValueError: with these inputs other axes belong together, or cannot change their size.
         """
         own = _hard(self.model) if own is None else own
-        key = (train, *_key(inputs), *_key_of(own))
+        key = _key(inputs, train, own)
         if key not in self.calls:
             self.calls[key] = self._trace_again(inputs, train, own)
         return self.calls[key]
@@ -240,6 +228,10 @@ class Groups:
         return dataclasses.replace(traced, layouts=_renamed(trace.layouts(), renamed))
 
 
+def _axes(places: tuple[tuple[Path, int], ...]) -> str:
+    return ", ".join(f"{'/'.join(path)}[{axis}]" for path, axis in places)
+
+
 def _renamed(layouts: dict[int, tuple[Layout, ...]], names: dict[int, int]) -> dict[int, tuple[Layout, ...]]:
     """Layouts with the atoms of the first analysis; others get negative numbers."""
 
@@ -277,7 +269,9 @@ def analyze(model: Any, variables: Any = None, inputs: Any = None) -> Groups:
       ValueError: a model that cannot be traced with these inputs.
     """
     if inputs is None:
-        raise TypeError("analyze needs inputs: a pytree of arrays or jax.ShapeDtypeStruct, batch in front.")
+        raise TypeError(
+            "analyze needs inputs: a pytree of arrays or jax.ShapeDtypeStruct with a leading batch axis."
+        )
     pure = model_of(model, variables)
     example = specification(inputs)
     if all(x.shape[0] == 1 for x in jax.tree.leaves(example)):
@@ -304,7 +298,7 @@ def analyze(model: Any, variables: Any = None, inputs: Any = None) -> Groups:
     # All layouts are read when both programs are tied.
     layouts = trace.layouts()
     made = {
-        (train, *_key(example), *_key_of(_hard(pure))): dataclasses.replace(call, layouts=layouts)
+        _key(example, train, _hard(pure)): dataclasses.replace(call, layouts=layouts)
         for train, call in calls.items()
     }
     groups, fixed = _named(trace, list(shapes.items()), layouts, calls)
@@ -319,22 +313,19 @@ def analyze(model: Any, variables: Any = None, inputs: Any = None) -> Groups:
     )
 
 
-def _key(inputs: Any) -> tuple[Any, ...]:
-    shapes, structure = jax.tree.flatten(jax.tree.map(lambda x: (x.shape, jnp.dtype(x.dtype)), inputs))
-    return (structure, *map(str, shapes))
+def _key(inputs: Any, train: bool, own: Mapping[str, Any]) -> tuple[Any, ...]:
+    leaves, structure = jax.tree.flatten(inputs)
+    shapes = [(x.shape, str(x.dtype)) for x in leaves]
+    decisions = [
+        (n, x.tobytes() if isinstance(x, np.ndarray) else (x.shape, str(x.dtype))) for n, x in own.items()
+    ]
+    return (train, structure, *shapes, *decisions)
 
 
 def _hard(model: Model) -> dict[str, Any]:
     """The specification of hard decisions of a module's own space."""
     choices = {} if model.space is None else model.space.choices
     return {name: jax.ShapeDtypeStruct(choice.shape, jnp.int32) for name, choice in choices.items()}
-
-
-def _key_of(own: Mapping[str, Any]) -> tuple[Any, ...]:
-    return tuple(
-        (name, x.tobytes()) if isinstance(x, np.ndarray) else (name, x.shape, str(x.dtype))
-        for name, x in own.items()
-    )
 
 
 def paths(variables: Any) -> list[tuple[Path, Any]]:
@@ -420,8 +411,8 @@ def _named(
                     elements[leaf.atom] += int(np.prod(x.shape)) if path[0] == "params" else 0
                 else:
                     whole[reason].append((path, axis))
-    kinds = _kinds(trace, places, uses, [layouts[number] for number in numbers])
-    names = _names(places, uses, kinds)
+    kinds = kinds_of(trace, places, uses, [layouts[number] for number in numbers])
+    names = names_of(places, uses, kinds)
     sizes = trace.ties.sizes
     groups = {
         names[atom]: Group(names[atom], kinds[atom], sizes[atom], atom, tuple(places[atom]), elements[atom])
@@ -433,91 +424,3 @@ def _named(
 def _by_number(path: Path) -> list[list[Any]]:
     """Sorts layers_10 behind layers_2, as modules are called: decisions count positions in this order."""
     return [[int(x) if x.isdecimal() else x for x in re.split(r"(\d+)", part)] for part in path]
-
-
-def _kinds(trace: Trace, places: Any, uses: Any, arrays: list[tuple[Layout, ...]]) -> dict[int, str]:
-    used = {atom: {use for use, _ in found} for atom, found in uses.items()}
-    together = {pair for layouts in arrays for pair in _pairs(layouts)}
-    kinds = {}
-    for atom in places:
-        makers = {path for use, path in uses[atom] if use in ("made", "channels") and path}
-        if trace.ties.fixed.get(atom) == KERNEL:
-            kinds[atom] = "kernel"
-        elif "batched" in used.get(atom, ()):
-            kinds[atom] = "heads"
-        elif {"expert", "scaled"} & used.get(atom, set()):
-            kinds[atom] = "experts"
-        elif {"added", "made"} <= used.get(atom, set()) and len(makers) > 1:
-            kinds[atom] = _WIDTH
-        elif "channels" in used.get(atom, ()):
-            kinds[atom] = _CHANNELS
-        else:
-            kinds[atom] = _HIDDEN
-    for atom in places:  # what shares kernels with heads
-        beside = [head for head in places if kinds[head] == "heads" and (head, atom) in together]
-        compared = "compared" in used.get(atom, ())
-        # Rotary embeddings add channels of heads, as a stream is added; but no kernel reads these.
-        rotated = kinds[atom] == _WIDTH and compared and "read" not in used[atom]
-        if beside and (kinds[atom] == _HIDDEN or rotated):
-            kinds[atom] = "head_dim" if compared else "value_dim"
-    for atom in places:
-        if kinds[atom] == "value_dim" and any(
-            kinds[other] == "head_dim" and (other, atom) in together for other in places
-        ):
-            kinds[atom] = "queries"
-            for head in places:
-                if kinds[head] == "heads" and (head, atom) in together:
-                    kinds[head] = "kv_heads"
-    return kinds
-
-
-def _pairs(layouts: tuple[Layout, ...]) -> Iterator[tuple[int, int]]:
-    """The atoms of an array that are factors of one part of it: in two axes, or in one piece of an axis."""
-    axes = [list(_pieces(layout)) for layout in layouts]
-    for number, axis in enumerate(axes):
-        others = {atom for i, other in enumerate(axes) if i != number for piece in other for atom in piece}
-        for piece in axis:
-            yield from ((one, other) for one in piece for other in {*piece, *others} if one != other)
-
-
-def _pieces(layout: Layout) -> Iterator[tuple[int, ...]]:
-    """The atoms of an axis, once for each piece that it is joined of."""
-    if not layout:
-        yield ()
-        return
-    first, rest = layout[0], layout[1:]
-    heads = [(first.atom,)] if isinstance(first, Leaf) else [p for one in first.pieces for p in _pieces(one)]
-    for head in heads:
-        for tail in _pieces(rest):
-            yield (*head, *tail)
-
-
-def _names(places: Any, uses: Any, kinds: dict[int, str]) -> dict[int, str]:
-    """The module that all axes are in, or else the one that makes the axis, and the kind."""
-    candidates: dict[int, list[str]] = {}
-    for atom, found in places.items():
-        modules = [path[1:-1] or path[1:] for path, _ in found]
-        makers = [path[1:-1] or path[1:] for use, path in uses[atom] if use in ("made", "channels") and path]
-        makers = list(dict.fromkeys(makers)) or modules[:1]
-        common = _common(modules)
-        around = common if common or len(makers) > 1 else makers[0]
-        options = [around, _common(makers), makers[0]]
-        candidates[atom] = ["/".join((*prefix, kinds[atom])) for prefix in options]
-    names: dict[int, str] = {}
-    for level in range(3):
-        left = {atom: options[level] for atom, options in candidates.items() if atom not in names}
-        counts = Counter(left.values())
-        taken = set(names.values())
-        names |= {atom: name for atom, name in left.items() if counts[name] == 1 and name not in taken}
-    for atom, options in candidates.items():
-        number = 2
-        name = options[-1]
-        while atom not in names:
-            if name not in names.values():
-                names[atom] = name
-            name, number = f"{options[-1]}_{number}", number + 1
-    return names
-
-
-def _common(modules: list[Path]) -> Path:
-    return tuple(os.path.commonprefix([list(module) for module in modules]))

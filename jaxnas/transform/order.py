@@ -17,6 +17,7 @@ from jax import lax
 
 from jaxnas.inputs import describe, specification
 from jaxnas.space import Arch
+from jaxnas.testing import difference
 from jaxnas.transform import regions, turns
 from jaxnas.transform.evaluate import bind
 from jaxnas.transform.groups import Group, Groups, Traced, paths
@@ -59,8 +60,8 @@ def order(
     Args:
       net: a supernet of `jaxnas.supernet`.
       variables: of its full size, by collection; batch statistics are permuted, too.
-      batches: calibration data: pytrees of inputs, batch in front; with "taylor" pairs (inputs, targets). Not
-        needed for "weights" or a function.
+      batches: calibration data: pytrees of inputs with a leading batch axis; for "taylor" pairs (inputs,
+        targets). Not needed for "weights" or a function.
       by: "activations", the root mean square of what enters the contraction; "weights", the sum of absolute
         weights that read it; "contributions", the product of these two; "taylor", the sum of |weight *
         gradient| of the weights that read it; or a function `score(group, variables) -> [group.size]`, by
@@ -112,7 +113,7 @@ def rank_modules(
     Args:
       net: a supernet, or the groups of `jaxnas.analyze`.
       variables: of its full size, by collection.
-      batches: calibration data: pytrees of inputs, batch in front.
+      batches: calibration data: pytrees of inputs with a leading batch axis.
       modules: names, or a pattern of names as for `Depth`.
 
     Returns:
@@ -326,8 +327,8 @@ def _walk(
         inputs.
 
     Returns:
-      The results, and all that `see` gives; within a scan, with its turns in front. What is in a branch that
-      is not taken is zero, and what is in `while` is not seen.
+      The results, and all that `see` gives; within a scan, with a leading axis of turns. A branch that is not
+      taken gives zeros, and the body of a `while` nothing.
     """
     values = {**constants, **dict(zip(program.inputs, arguments, strict=True))}
     data = {number for number, own in zip(program.inputs, varies, strict=True) if own}
@@ -354,9 +355,8 @@ def _walk(
 def _scan(
     op: Operation, values: list[Any], varies: list[bool], constants: Numbered, see: See
 ) -> tuple[list[Any], Seen]:
-    consts, carries = op.eqn.params["num_consts"], op.eqn.params["num_carry"]
-    body, stop = op.bodies[0], consts + carries
-    varies = [*varies[:consts], *[any(varies)] * carries, *varies[stop:]]
+    (consts, stop), carries = (op.carried.start, op.carried.stop), op.eqn.params["num_carry"]
+    body, varies = op.bodies[0], [*varies[:consts], *[any(varies)] * carries, *varies[stop:]]
     names: list[Any] = []
 
     def turn(carry: tuple[Any, ...], row: tuple[Any, ...]) -> Any:
@@ -377,8 +377,7 @@ def _bound(groups: Groups) -> set[str]:
         traced = groups.traced(groups.inputs, train)
         ordered = [
             layout
-            for program in regions.programs(traced.program)
-            for op in program.operations
+            for op in regions.in_order(traced.program)
             for layout in _in_order(op, traced.layouts, train)
         ]
         atoms = {atom for layout in ordered for atom in atoms_of(layout)}
@@ -432,12 +431,12 @@ def _check_same(
         tolerance = 2e-2 if half else 1e-5
 
         def call(arrays: list[Any]) -> list[Any]:
-            return jax.tree.leaves([one(arrays, own) for own in decided])
+            return [one(arrays, own) for own in decided]
 
         expected = call(before)
 
         def error(arrays: list[Any]) -> float:
-            return max(map(_difference, call(arrays), expected))
+            return difference(groups.model.name, expected, call(arrays)) or 0.0
 
         worst = error(after)
         if worst <= tolerance:
@@ -449,13 +448,6 @@ def _check_same(
         f"{worst:.1e} of the largest, where {tolerance:.0e} is allowed. {name} alone differs by "
         f"{errors[name]:.1e}: leave it out of the choices, or give scores that keep its order."
     )
-
-
-def _difference(x: Any, y: Any) -> float:
-    """The largest difference, relative to the largest finite value; infinities are equal to themselves."""
-    x, y = (np.asarray(one, np.complex128 if jnp.iscomplexobj(one) else np.float64) for one in (x, y))
-    scale = np.abs(y[np.isfinite(y)]).max(initial=1e-30)
-    return float(np.abs(x[x != y] - y[x != y]).max(initial=0) / scale)
 
 
 def _call(groups: Groups, arrays: Sequence[Any], inputs: Any, own: Arch) -> Any:

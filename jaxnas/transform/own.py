@@ -25,7 +25,7 @@ from jaxnas.transform.counts import gate_of
 from jaxnas.transform.evaluate import bind
 from jaxnas.transform.groups import Traced
 from jaxnas.transform.program import Constant, Operation, Program, Value, is_key
-from jaxnas.transform.regions import programs
+from jaxnas.transform.regions import in_order
 
 _Key = tuple[str, int | None]  # a decision by its name and position
 Branches = Mapping[int, Table]  # by the identity of a `cond`, which of its branches runs
@@ -100,7 +100,7 @@ def branches(traced: Traced, full: Space, now: Space) -> Branches:
     Raises:
       ValueError: a branch depends on several decisions at once, or on too many for a table.
     """
-    conds = [op for one in programs(traced.program) for op in one.operations if op.name == "cond"]
+    conds = [op for op in in_order(traced.program) if op.name == "cond"]
     if not conds:
         return {}
     run = _probe(traced, conds, full)

@@ -64,8 +64,14 @@ class Operation:
 
     @property
     def name(self) -> str:
-        """Of the primitive."""
+        """The name of the primitive."""
         return self.eqn.primitive.name
+
+    @property
+    def carried(self) -> slice:
+        """The operands of a scan that are carried from turn to turn; those behind them are by turn."""
+        start = self.eqn.params["num_consts"]
+        return slice(start, start + self.eqn.params["num_carry"])
 
     def array(self, place: int) -> int:
         """The number of an operand that is an array."""

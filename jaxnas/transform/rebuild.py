@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import re
 from collections.abc import Callable, Mapping
@@ -13,40 +12,17 @@ import jax
 
 from jaxnas.tensors import Path, unflatten
 from jaxnas.transform.groups import paths
-from jaxnas.transform.models import Model, model_of
+from jaxnas.transform.models import model_of
 from jaxnas.transform.supernet import Supernet
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Rebuilt:
-    """A module of the user's own class with the weights of an extracted network.
-
-    Attributes:
-      module: of Linen as it is, of other libraries with its weights.
-      variables: as a pytree of collections.
-      model: the module as a pure function.
-    """
-
-    module: Any
-    variables: dict[str, Any]
-    model: Model
-
-    def apply(self, variables: dict[str, Any], inputs: Any) -> Any:
-        """Evaluates the module."""
-        return self.model.call(variables, inputs, jax.random.key(0), False)[0]
-
-
 def rebuilt(
-    small: Supernet, variables: dict[str, Any], rebuild: Callable[[Mapping[str, int]], Any], inputs: Any
-) -> Rebuilt:
-    """Makes a module at the sizes of an extracted network, and gives it the weights.
+    small: Supernet, variables: dict[str, Any], rebuild: Callable[[Mapping[str, Any]], Any], inputs: Any
+) -> tuple[Any, dict[str, Any], Callable[[dict[str, Any], Any], Any]]:
+    """Makes a module of the analyzed class from `Supernet.sizes` of an extracted network, with its weights.
 
-    Args:
-      small: the extracted network.
-      variables: of it.
-      rebuild: from the sizes of all groups by name, and 0 or 1 of each module that may be skipped, to a
-        module of the class that was analyzed. What a scan has by turn is a tuple.
-      inputs: of the network.
+    Returns:
+      The module, its variables by collection, and its function of variables and inputs.
 
     Raises:
       ValueError: a module with other variables, or a function.
@@ -75,7 +51,8 @@ def rebuilt(
                 "extracted "
                 f"network. The sizes are {sizes}."
             )
-    return Rebuilt(model.load(tree), tree, model)
+    key = jax.random.key(0)
+    return model.load(tree), tree, lambda variables, inputs: model.call(variables, inputs, key, False)[0]
 
 
 def _renamed(modules: list[tuple[str, bool]]) -> dict[str, str]:

@@ -14,10 +14,9 @@ from jaxnas.transform.sizes import Region
 def scopes(traced: Traced) -> list[str]:
     """The modules of a program, by the named scopes of its operations, in the order of their calls."""
     found: dict[str, None] = {}
-    for program in programs(traced.program):
-        for op in program.operations:
-            for stop in range(1, len(op.scope) + 1):
-                found.setdefault("/".join(op.scope[:stop]))
+    for op in in_order(traced.program):
+        for stop in range(1, len(op.scope) + 1):
+            found.setdefault("/".join(op.scope[:stop]))
     return list(found)
 
 
@@ -33,14 +32,6 @@ def matching(traced: Traced, pattern: str) -> list[str]:
     if not found:
         raise ValueError(f"{pattern!r} matches no module{nearest(pattern, known)}")
     return found
-
-
-def programs(program: Program) -> Iterator[Program]:
-    """A program and the bodies within it."""
-    yield program
-    for op in program.operations:
-        for body in op.bodies:
-            yield from programs(body)
 
 
 def in_order(program: Program) -> Iterator[Operation]:
@@ -127,7 +118,7 @@ def _stored(traced: Traced, program: Program) -> dict[Value, Value]:
             one = made[one].ins[0]
         if one in made and made[one].name == "scan" and made[one].bodies[0] is program:
             scan, origin = made[one], traced.trace.origin
-            first = scan.eqn.params["num_consts"] + scan.eqn.params["num_carry"]
+            first = scan.carried.stop
             taken = zip(scan.ins[first:], program.inputs[first:], strict=True)
             own = [number for x, number in taken if isinstance(x, int) and origin.get(x) == variable]
             found |= {program.outputs[scan.outs.index(one)]: number for number in own[:1]}

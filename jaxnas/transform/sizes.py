@@ -37,7 +37,7 @@ class Region:
 
 
 class Row(NamedTuple):
-    """What one turn of a scan has of its own; masked, of all turns, with these in front.
+    """What one turn of a scan has of its own; in the masked forms all turns, with a leading axis of turns.
 
     Attributes:
       sizes, masks, widths: of elastic atoms; see `Sizes`.

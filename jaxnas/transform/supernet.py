@@ -21,8 +21,8 @@ from jaxnas.space import Arch, Space
 from jaxnas.tensors import Path, unflatten
 from jaxnas.testing import check_network
 from jaxnas.transform import regions, turns
-from jaxnas.transform.by_turn import ByTurn, mask_of_width, runs_of_width, size_of_mask
-from jaxnas.transform.counts import Products, gate_of
+from jaxnas.transform.by_turn import ByTurn, gate_of_width, mask_of_width, size_of_mask
+from jaxnas.transform.counts import gate_of, products_of
 from jaxnas.transform.evaluate import run
 from jaxnas.transform.groups import Groups, Traced, paths
 from jaxnas.transform.own import Branches, branches, own_arch, when_read
@@ -201,7 +201,7 @@ class Supernet:
 
         Args:
           variables: by collection, maximal; those of the sub-network if the space has one architecture.
-          inputs: a pytree of arrays, batch in front.
+          inputs: a pytree of arrays with a leading batch axis.
           arch: an architecture, hard or soft; None if there is one.
           train: whether the network runs as in training.
           mutable: whether to return updated collections, too, or their names.
@@ -241,14 +241,12 @@ class Supernet:
         """What `jaxnas.network` asks a network for: the sizes of its variables and its products."""
         traced = self.groups.traced(inputs, False)
         runs = self._branches(traced)
-        counts = Products(traced.layouts, self, self._scans(traced), runs)
-        macs = counts.count(traced.program, None)
-        specs = self._specs
-        shapes = {
-            path: self._boxes(path, x.dtype, shape)
-            for path, x in self.groups.shapes.items()
-            if (shape := self._shape(path, x.shape, specs)) is not None
-        }
+        macs = products_of(self, traced, self._scans(traced), runs)
+        specs, shapes = self._specs, {}
+        for path, x in self.groups.shapes.items():
+            shape = x.shape if self.space.cardinality > 1 else specs[path].shape(static(self.space))
+            if shape is not None:
+                shapes[path] = self._boxes(path, x.dtype, shape)
         choices = [*(place.table(self.space) for place in self.places), *runs.values()]
         return Annotations(
             unflatten(shapes),
@@ -270,9 +268,6 @@ class Supernet:
                 for turn, x in shape.items()
             }
         return nn.LogicallyPartitioned(jax.ShapeDtypeStruct(shape, dtype), names)
-
-    def _shape(self, path: Path, full: tuple[int, ...], specs: dict[Path, Any]) -> Any:
-        return full if self.space.cardinality > 1 else specs[path].shape(static(self.space))
 
     def _given(self, variables: Any, sizes: Sizes) -> list[Any]:
         """The variables as the program takes them; None of those in a module that is skipped.
@@ -329,7 +324,7 @@ class Supernet:
         return frozenset(group.atom for group in self.groups if group.kind == "kernel")
 
     def _widths(self, arch: Arch | None) -> dict[tuple[str, int | None], Width]:
-        """Of each place, by its name and turn."""
+        """The width of each place, by its name and turn."""
         read = Decisions(self.space, arch)
         made = {}
         for place in self.places:
@@ -339,24 +334,16 @@ class Supernet:
                 made[place.name, place.turn] = width(lambda: 0)
         return made
 
-    def _tables(self, turn: int | None) -> dict[int, Table]:
-        """The active sizes of the elastic atoms, outside of scans or in one turn."""
-        return {
-            self.groups[name].atom: x for name, x in self._by_turn[turn].items() if name in self.groups.groups
-        }
-
-    def _gates(self, turn: int | None) -> dict[str, Table]:
-        """Whether modules run, outside of scans or in one turn."""
-        return {name: x for name, x in self._by_turn[turn].items() if name not in self.groups.groups}
-
     @functools.cached_property
-    def _by_turn(self) -> dict[int | None, dict[str, Table]]:
-        """The tables of all places, outside of scans (None) and in each turn."""
-        tables = [(place.name, place.turn, place.table(self.space)) for place in self.places]
-        return {
-            now: {name: table for name, turn, table in tables if turn in (None, now)}
-            for now in {None, *(turn for _, turn, _ in tables)}
-        }
+    def tables(self) -> dict[int | None, tuple[dict[int, Table], dict[str, Table]]]:
+        """The active sizes of atoms, and whether modules run: outside of scans (None), and in each turn."""
+        every = [(place.name, place.turn, place.table(self.space)) for place in self.places]
+        known, found = self.groups.groups, {}
+        for now in {None, *(turn for _, turn, _ in every)}:
+            here = [(name, table) for name, turn, table in every if turn in (None, now)]
+            sizes = {known[name].atom: table for name, table in here if name in known}
+            found[now] = sizes, {name: table for name, table in here if name not in known}
+        return found
 
     @functools.cached_property
     def _specs(self) -> dict[Path, Any]:
@@ -369,7 +356,7 @@ class Supernet:
         scans, runs = list(self._scans(traced).values()), self._branches(traced)
         specs: dict[Path, Any] = {}
         for (path, layouts), number in zip(self.groups.layouts.items(), traced.program.inputs, strict=False):
-            used = [when_read(op, number, self._gates(None), runs) for op in users.get(number, ())]
+            used = [when_read(op, number, self.tables[None][1], runs) for op in users.get(number, ())]
             specs[path] = self._spec(layouts, used, None)
             for one in scans:
                 axis = place_of(one.scan.axis, layouts)
@@ -377,19 +364,17 @@ class Supernet:
                 if axis >= 0 and (differs or one.modules):
                     reading = turns.readers(traced, one.scan, number) or ()
                     alone = tuple(() if i == axis else x for i, x in enumerate(layouts))
-                    rows = [
-                        self._spec(alone, [gate_of(op, self._gates(turn)) for op in reading], turn).gated(
-                            one.runs(self._gates(turn))
-                        )
-                        for turn in range(one.scan.length)
-                    ]
+                    rows = []
+                    for turn in range(one.scan.length):
+                        gates = self.tables[turn][1]
+                        spec = self._spec(alone, [gate_of(op, gates) for op in reading], turn)
+                        rows.append(spec.gated(one.runs(gates)))
                     specs[path] = TurnSpec(one.scan.axis, axis, tuple(rows))
         return specs
 
     def _spec(self, layouts: tuple[Layout, ...], used: Sequence[Table], turn: int | None) -> LayoutSpec:
         """What a variable is made of, in one turn of a scan or outside of scans, and when it is read."""
-        tables = self._tables(turn)
-        own = tuple((a, t) for a, t in tables.items() if any(a in atoms_of(x) for x in layouts))
+        own = tuple((a, t) for a, t in self.tables[turn][0].items() if any(a in atoms_of(x) for x in layouts))
         used = list(dict.fromkeys(used or [constant(1)]))
         gate = constant(1) if constant(1) in used else combine(lambda *x: max(x), *used)
         names = tuple("mlp" if self._hidden & atoms_of(x).keys() else None for x in layouts)
@@ -429,8 +414,7 @@ class Supernet:
             if name not in self.groups.groups:
                 program, region = regions.region_of(traced, name)
                 switched_gates[region] = gate
-                runs = bool(gate.maximum) if gate.is_fixed else runs_of_width(gate)
-                gates.setdefault(id(program), []).append((region, runs))
+                gates.setdefault(id(program), []).append((region, gate_of_width(gate)))
         gates = {program: outermost_first(found) for program, found in gates.items()}
         scans, constants = self._scans(traced), traced.trace.constants
         if small:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from jaxnas.transform.evaluate import arrays
 from jaxnas.transform.groups import Traced
 from jaxnas.transform.program import MOVES, REMAT, Operation, Program
-from jaxnas.transform.regions import matching, programs, region_of, within
+from jaxnas.transform.regions import in_order, matching, region_of, within
 from jaxnas.transform.rules import CREATED, ELEMENTWISE
 from jaxnas.transform.sizes import Region, place_of
 from jaxnas.transform.ties import Leaf, atoms_of
@@ -43,11 +43,6 @@ class Scan:
     def body(self) -> Program:
         """What each turn runs."""
         return self.op.bodies[0]
-
-    @property
-    def rows(self) -> int:
-        """Where its operands by turn begin."""
-        return self.op.eqn.params["num_consts"] + self.op.eqn.params["num_carry"]
 
 
 @functools.lru_cache(maxsize=1024)
@@ -113,8 +108,7 @@ def hands_on(traced: Traced, scan: Scan, program: Program, region: Region) -> bo
                 known |= {out: x for out, x in results if x is not None}
         return [known.get(one) if isinstance(one, int) else None for one in body.outputs]
 
-    start = scan.rows - carries
-    first = {number: i for i, number in enumerate(scan.body.inputs[start : scan.rows])}
+    first = {number: i for i, number in enumerate(scan.body.inputs[scan.op.carried])}
     return follow(scan.body, first) == list(range(carries)) and not _used_outside(traced, scan, scan.axis)
 
 
@@ -123,8 +117,7 @@ def only_inside(traced: Traced, scan: Scan, atom: int, module: str) -> bool:
     has = _having(traced, atom)
     return all(
         within(op, module) or not any(map(has, (*op.ins, *op.outs)))
-        for program in programs(scan.body)
-        for op in program.operations
+        for op in in_order(scan.body)
         if not op.bodies
     )
 
@@ -180,8 +173,7 @@ def _having(traced: Traced, atom: int):
 
 
 def _scan(traced: Traced, op: Operation) -> Scan | None:
-    start = op.eqn.params["num_consts"] + op.eqn.params["num_carry"]
-    stacks = [one for one in op.ins[start:] if isinstance(one, int)]
+    stacks = [one for one in op.ins[op.carried.stop :] if isinstance(one, int)]
     match traced.layouts[stacks[0]][0] if stacks else ():
         case (Leaf(atom, _),):
             return Scan(op, atom)
@@ -195,8 +187,7 @@ def _used_outside(traced: Traced, scan: Scan, atom: int) -> str | None:
     def stacked(one: int) -> bool:
         return place_of(scan.axis, traced.layouts[one]) >= 0
 
-    start = scan.op.eqn.params["num_consts"]
-    if any(map(has, scan.op.ins[start : scan.rows])):
+    if any(map(has, scan.op.ins[scan.op.carried])):
         return "it is carried from turn to turn"
     inputs = [one for one in traced.program.inputs if has(one)]
     if atom == scan.axis:
@@ -211,7 +202,7 @@ def _used_outside(traced: Traced, scan: Scan, atom: int) -> str | None:
         if not own or op.name in REMAT:  # whose body is looked at
             continue
         if op is scan.op:
-            if any(has(one) and one not in constants for one in op.ins[:start]):
+            if any(has(one) and one not in constants for one in op.ins[: op.carried.start]):
                 return "all turns read one array that has it"
         elif not all(map(stacked, own)) or not (
             op.name in _APART or (atom == scan.axis and op.name in _MADE)

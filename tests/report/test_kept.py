@@ -11,7 +11,7 @@ import workdirs
 
 import jaxnas
 from jaxnas import Choice, Depth, Size, Skip, files, report
-from jaxnas.report import kept
+from jaxnas.report import kept, live
 from jaxnas.report.result import SpaceOf
 from jaxnas.training.plain import to_dict
 
@@ -59,7 +59,9 @@ class Scanned(nn.Module):
 def supernet_of(module, shape, choices, **more):
     inputs = jax.ShapeDtypeStruct(shape, jnp.float32)
     variables = jax.eval_shape(module.init, jax.random.key(0), jnp.zeros(shape))
-    return jaxnas.supernet(jaxnas.analyze(module, variables, inputs), choices, form="masked", **more)
+    return jaxnas.supernet(
+        jaxnas.analyze(module, variables, inputs), choices, form="masked", verify=False, **more
+    )
 
 
 NETS = {
@@ -169,6 +171,12 @@ def test_a_page_draws_what_its_result_holds(net, tmp_path):
     page = workdirs.page_of(root)
     assert shown(page.charts["kept"]) == shown(kept.chart(places_of(net), space.to_dict(arch)))
     assert "network.type" in page.text and "network.places" not in page.text
+    line = {"index": 0, "strategy": "one", "generation": 0, "score": 0.5, "architecture": space.to_dict(arch)}
+    workdirs.write_lines(tmp_path / "live/search/history.jsonl", [line])
+    result = report.read_run(root).result
+    path = live.write(tmp_path / "live", result.task, result.space, "It runs.", network=record)
+    drawn = workdirs.Page(path.read_text()).charts["kept"]  # while the run goes on
+    assert shown(drawn) == shown(page.charts["kept"])
 
 
 def test_other_networks_have_no_such_picture(tmp_path):
