@@ -238,8 +238,8 @@ def _encoded(
             files.write_arrays(kept, {"labels": labels})
         except OSError as error:
             logging.warning("%s cannot be kept, and labels are gathered again next time: %s", kept, error)
-    decoder = Decoder(Prepared(source, f"the {split} part of {builder.name}"), *image_shape, pool)
-    return SourceImages(decoder, np.arange(n), image_shape), labels
+    decoder = Decoder(Prepared(source, f"the {split} part of {builder.name}"), image_shape, pool)
+    return SourceImages(decoder, np.arange(n)), labels
 
 
 def moments(images: np.ndarray | SourceImages) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

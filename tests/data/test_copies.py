@@ -101,5 +101,5 @@ def test_vectors_of_words_in_a_bucket_are_found(bucket, store):
     for name in ("given/small.txt", "tfds/embeddings/small.txt"):
         store.put(f"bucket/{name}", b"the 1.0 2.0\nthing 3.0 4.0\n")
     for name in ("gs://bucket/given/small.txt", "small"):
-        found = data.find_vectors(name, "gs://bucket/tfds")
+        found = vectors.find_vectors(name, "gs://bucket/tfds")
         np.testing.assert_array_equal(vectors.read_vectors(found, ["thing"]).table, [[3, 4]])
