@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxnas import data
-from tools import prepare
+from tools import convert_data
 
 WORDS = "the of and in to a was The on as for with by is 's @-@ \u2013 Senj\u014d <unk> , ; ( )".split()
 
@@ -66,7 +66,7 @@ def text_root(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def corpus(text_files, text_root):
-    prepare.prepare("wikitext2", text_files, text_root)
+    convert_data.convert("wikitext2", text_files, text_root)
     return data.load_text("wikitext2", data_dir=text_root)
 
 

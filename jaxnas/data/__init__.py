@@ -3,22 +3,20 @@
 from jaxnas.data import augment
 from jaxnas.data.arrays import from_arrays
 from jaxnas.data.augment import normalize
-from jaxnas.data.batches import Batches, CroppedBatches, LengthBatches, evaluation_batches, evaluation_rows
+from jaxnas.data.batches import Batches, CroppedBatches, LengthBatches, evaluation_batches
 from jaxnas.data.corpus import Corpus, Stream
 from jaxnas.data.datasets import Dataset, load
-from jaxnas.data.encoded import Decoder
 from jaxnas.data.encoding import Encoding
 from jaxnas.data.expressions import ListOps, listops
 from jaxnas.data.graphs import Graphs, from_graph, from_graphs, load_graph
 from jaxnas.data.pictures import from_folder
 from jaxnas.data.roles import ROLES
-from jaxnas.data.sentences import Sentences, load_sentences, usual_tokens, with_vectors
+from jaxnas.data.sentences import Sentences, load_sentences
 from jaxnas.data.splits import HeldOut, SourceImages, Split
 from jaxnas.data.streams import ContiguousBatches, evaluation_streams
 from jaxnas.data.tables import Table, from_table
 from jaxnas.data.text import from_text, load_text
 from jaxnas.data.texts import from_texts, from_tsv
-from jaxnas.data.vectors import Vectors, find_vectors
 from jaxnas.data.vocabulary import Vocabulary
 
 __all__ = [
@@ -28,7 +26,6 @@ __all__ = [
     "Corpus",
     "CroppedBatches",
     "Dataset",
-    "Decoder",
     "Graphs",
     "HeldOut",
     "Encoding",
@@ -39,13 +36,10 @@ __all__ = [
     "Split",
     "Stream",
     "Table",
-    "Vectors",
     "Vocabulary",
     "augment",
     "evaluation_batches",
-    "evaluation_rows",
     "evaluation_streams",
-    "find_vectors",
     "from_arrays",
     "from_folder",
     "from_graph",
@@ -60,6 +54,4 @@ __all__ = [
     "load_sentences",
     "load_text",
     "normalize",
-    "usual_tokens",
-    "with_vectors",
 ]

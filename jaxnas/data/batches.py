@@ -107,7 +107,7 @@ class CroppedBatches(Batches):
         assert isinstance(images, SourceImages)
         draws = np.stack([self.draws(step, place) for place in self.own(np.arange(len(rows)))])
         own = self.own(rows)
-        cropped = images.source.cropped(images.rows[own].tolist(), draws, self.scale)
+        cropped = images.source.decoded(images.rows[own].tolist(), draws, self.scale)
         return {"image": cropped, "label": self.split.labels[own]}
 
     def draws(self, step: int, place: int) -> np.ndarray:

@@ -68,8 +68,8 @@ def load(
     """Loads a dataset by name, and holds the search split out of its official training part.
 
     "digits" are those of scikit-learn: 1,197 to train on, 600 for the test. Any other name is a TFDS dataset
-    with features "image" (uint8) and "label", prepared as array_record by `python -m tools.prepare` or by
-    TFDS. The test is on its part "test", or "validation" if it has none, and for "imagenet2012".
+    with features "image" (uint8) and "label", prepared as array_record by `tools.convert_data` or by TFDS.
+    The test is on its part "test", or "validation" if it has none, and for "imagenet2012".
 
     Images of many sizes are decoded on demand to `image_size` by worker processes, see `Decoder`.
 
@@ -134,7 +134,7 @@ def open_prepared(name: str, data_dir: str | os.PathLike | None) -> Any:
     if files.is_remote(root):
         root = local_copy(root, base)
     with reading(root / base), contextlib.suppress(tfds.core.DatasetNotFoundError):
-        # TFDS would look for configs of names that it knows, and `tools.prepare` makes none.
+        # TFDS would look for configs of names that it knows, and `tools.convert_data` makes none.
         own = root / name / "1.0.0"
         if own.is_dir():
             builder = tfds.builder_from_directory(own)
@@ -145,8 +145,8 @@ def open_prepared(name: str, data_dir: str | os.PathLike | None) -> Any:
     found = sorted(path.name for path in root.iterdir()) if root.is_dir() else []
     raise FileNotFoundError(
         f"{name} is not prepared as array_record in {root}{nearest(base, [*found, 'digits'])} "
-        f"`python -m tools.prepare {base} FOLDER`, in a clone, makes it of original files, if it knows the "
-        f"name. Or run once, where TensorFlow is installed: tfds.builder({name!r}, data_dir={str(root)!r}, "
+        f"`python -m tools.convert_data {base} FOLDER`, in a clone, makes it of original files, if it knows "
+        f"it. Or run once, where TensorFlow is installed: tfds.builder({name!r}, data_dir={str(root)!r}, "
         "file_format='array_record').download_and_prepare()"
     )
 
@@ -238,8 +238,8 @@ def _encoded(
             files.write_arrays(kept, {"labels": labels})
         except OSError as error:
             logging.warning("%s cannot be kept, and labels are gathered again next time: %s", kept, error)
-    decoder = Decoder(Prepared(source, f"the {split} part of {builder.name}"), *image_shape, pool)
-    return SourceImages(decoder, np.arange(n), image_shape), labels
+    decoder = Decoder(Prepared(source, f"the {split} part of {builder.name}"), image_shape, pool)
+    return SourceImages(decoder, np.arange(n)), labels
 
 
 def moments(images: np.ndarray | SourceImages) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

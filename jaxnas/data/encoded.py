@@ -9,6 +9,7 @@ import collections
 import concurrent.futures
 import dataclasses
 import io
+import itertools
 import math
 import os
 import pathlib
@@ -108,60 +109,54 @@ class Decoder:
 
     Args:
       records: encoded images of any size.
-      height, width: of the decoded images, in pixels.
-      channels: 3 for colors, 1 for gray.
+      shape: (H, W, C) of the decoded images; C is 3 for colors, 1 for gray.
       pool: of processes that decode, see `decoding_pool`; None to decode in this one.
     """
 
     records: Records
-    height: int
-    width: int
-    channels: int = 3
+    shape: tuple[int, int, int]
     pool: dataclasses.InitVar[concurrent.futures.Executor | None] = None
     _pool: concurrent.futures.Executor | None = dataclasses.field(init=False, repr=False)
 
     def __post_init__(self, pool: concurrent.futures.Executor | None):
         object.__setattr__(self, "_pool", pool)
 
-    def __getitems__(self, rows: Sequence[int]) -> Iterator[dict[str, np.ndarray]]:
-        return ({"image": image} for image in self._decoded(rows, [None] * len(rows), 0.0))
+    def decoded(self, rows: Sequence[int], draws: np.ndarray | None = None, scale: float = 0.0) -> np.ndarray:
+        """Decodes b records to uint8 [b, H, W, C].
 
-    def cropped(self, rows: Sequence[int], draws: np.ndarray, scale: float) -> np.ndarray:
-        """Random resized crops uint8 [b, H, W, C] of b records; `draws` float64 [b, ATTEMPTS, 4]."""
-        out = np.empty((len(rows), self.height, self.width, self.channels), np.uint8)
-        for i, image in enumerate(self._decoded(rows, list(draws), scale)):
-            out[i] = image
-        return out
-
-    def _decoded(self, rows: Sequence[int], draws: list, scale: float) -> Iterator[np.ndarray]:
-        shape = self.height, self.width, self.channels
+        Args:
+          rows: of the records.
+          draws: float64 [b, ATTEMPTS, 4] of random resized crops, see `random_box`; None for evaluation.
+          scale: of the random boxes.
+        """
+        drawn = [None] * len(rows) if draws is None else list(draws)
         chunks = [slice(start, start + _CHUNK) for start in range(0, len(rows), _CHUNK)]
         # The next files are read while the first ones are decoded.
-        given = ((self.records.__getitems__(rows[chunk]), draws[chunk], scale, shape) for chunk in chunks)
+        given = ((self.records.__getitems__(rows[c]), drawn[c], scale, self.shape) for c in chunks)
+        out = np.empty((len(rows), *self.shape), np.uint8)
         try:
-            if self._pool is None:
-                found: Iterator[list] = (decode_all(*arguments) for arguments in given)
-            else:
-                found = _in_turn(self._pool, given)
-            for chunk, images in zip(chunks, found, strict=True):
-                for row, image in zip(rows[chunk], images, strict=True):
-                    if isinstance(image, str):
-                        raise ValueError(
-                            f"{self.records.name(row)} cannot be decoded: {image}. Copy or remove it."
-                        )
-                    yield image
+            images = itertools.chain.from_iterable(_in_turn(self._pool, given))
+            for i, image in enumerate(images):
+                if isinstance(image, str):
+                    name = self.records.name(rows[i])
+                    raise ValueError(f"{name} cannot be decoded: {image}. Copy or remove it.")
+                out[i] = image
         except BrokenProcessPool as error:
             raise RuntimeError(
                 "A process that decodes images was killed, perhaps out of memory; or the script that "
-                "started it"
-                " does its work on import: put that under `if __name__ == '__main__':`, or set workers=0."
+                "started it "
+                "does its work on import: put that under `if __name__ == '__main__':`, or set workers=0."
             ) from error
+        return out
 
 
-def _in_turn(pool: concurrent.futures.Executor, given: Iterator[tuple]) -> Iterator[list]:
+def _in_turn(pool: concurrent.futures.Executor | None, given: Iterator[tuple]) -> Iterator[list]:
     """Results of workers in order, with enough chunks under way to keep all of them busy."""
     waiting: collections.deque[concurrent.futures.Future] = collections.deque()
     for arguments in given:
+        if pool is None:
+            yield decode_all(*arguments)
+            continue
         waiting.append(pool.submit(decode_all, *arguments))
         if len(waiting) == _UNDER_WAY:
             yield waiting.popleft().result()

@@ -82,8 +82,8 @@ def from_folder(
     else:
         _, rows, gray = _open(paths, root, skip_unreadable, lambda file: None)  # reads no more than its mode
         records = Files(root, [str(paths[row].relative_to(root)) for row in rows])
-        decoder = Decoder(records, *shape, 1 if gray else 3, decoding_pool(workers))
-        images = SourceImages(decoder, np.arange(len(rows)), (*shape, decoder.channels))
+        decoder = Decoder(records, (*shape, 1 if gray else 3), decoding_pool(workers))
+        images = SourceImages(decoder, np.arange(len(rows)))
     given, start = {}, 0
     for role, (paths, labels) in found.items():
         kept = np.arange(*np.searchsorted(rows, [start, start + len(paths)]))

@@ -114,7 +114,7 @@ def load_sentences(
     """Loads labeled texts by name, and encodes them by the vocabulary of the training texts.
 
     A name is a TFDS dataset with features "text" and "label" and the splits train, test and perhaps
-    validation, prepared as array_record by `python -m tools.prepare` or by TFDS.
+    validation, prepared as array_record by `tools.convert_data` or by TFDS.
 
     The official validation part is the role "search", and "validation" in a retraining (see
     `Sentences.whole`). If there is none, or a `search_fraction` is given, "search" is held out of the

@@ -3,11 +3,11 @@
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
 from jaxnas.checks import check_counts, check_numbers
+from jaxnas.data.encoded import Decoder
 from jaxnas.data.roles import check_role, read_only
 
 # Draws of a seed, none of which shares its random bits with an epoch of the batches.
@@ -120,14 +120,12 @@ class SourceImages:
     """Images that are decoded on demand: indexing by an int array [b] gives uint8 [b, H, W, C].
 
     Args:
-      source: a `Decoder`, whose `__getitems__(list of int)` gives examples with an "image".
-      rows: int64 [n], examples of the source.
-      image_shape: (H, W, C).
+      source: of encoded images.
+      rows: int64 [n], images of the source.
     """
 
-    source: Any
+    source: Decoder
     rows: np.ndarray
-    image_shape: tuple[int, int, int]
 
     dtype = np.dtype(np.uint8)
     ndim = 4
@@ -135,17 +133,13 @@ class SourceImages:
     @property
     def shape(self) -> tuple[int, int, int, int]:
         """[n, H, W, C]."""
-        return (len(self.rows), *self.image_shape)
+        return (len(self.rows), *self.source.shape)
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def __getitem__(self, index: np.ndarray | slice) -> np.ndarray:
-        wanted = self.rows[index]
-        out = np.empty((len(wanted), *self.image_shape), np.uint8)
-        for i, example in enumerate(self.source.__getitems__(wanted.tolist())):
-            out[i] = example["image"]
-        return out
+        return self.source.decoded(self.rows[index].tolist())
 
 
 def select(images: np.ndarray | SourceImages, rows: np.ndarray) -> np.ndarray | SourceImages:

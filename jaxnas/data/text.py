@@ -48,8 +48,7 @@ def load_text(
     """Loads a text by name, and holds the search stream out of its official training part.
 
     A name is a TFDS dataset with a feature "text" and the splits train, validation and test, prepared as
-    array_record by `python -m tools.prepare` or by TFDS. Each example of TFDS's is a document that ends its
-    line.
+    array_record by `tools.convert_data` or by TFDS, where each example is a document that ends its line.
 
     The search stream is the end of the training text, cut where a document starts if one does nearby (within
     a tenth of its length), else at a line or a word: the same text whatever the tokenizer.

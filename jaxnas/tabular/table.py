@@ -20,8 +20,7 @@ class Table:
     """Architectures of a space with measured metrics.
 
     The methods `row`, `lookup`, `canonical` and the functions that `metric` returns are pure, work
-    under jit and vmap, and take leading batch axes too. What inactive elements of an architecture
-    hold does not matter.
+    under jit and vmap, and take leading batch axes too. Inactive elements of an architecture are ignored.
 
     Attributes:
       name: of the table, for messages.
@@ -86,11 +85,7 @@ class Table:
             )
 
     def row(self, arch: Arch) -> jax.Array:
-        """The row of an architecture, int32 []; -1 where it has none.
-
-        An architecture without a row of its own has that of an equal network, where the table knows
-        which networks are equal (`canonical_form`).
-        """
+        """The row of an architecture or of an equal network (`canonical_form`), int32 []; -1 for none."""
         row = self.index.find(self.space.encode(self.space.canonical(arch)))
         if self.canonical_form is None or self.equals is None:
             return row
@@ -98,11 +93,7 @@ class Table:
         return jnp.where(row >= 0, row, equal)
 
     def metric(self, name: str) -> "Metric":
-        """A function from an architecture to one metric, float32 []; NaN without a row.
-
-        Raises:
-          ValueError: an unknown metric.
-        """
+        """A function from an architecture to one metric, float32 []; NaN without a row."""
         self._check_metric(name)
         return Metric(self, name)
 
@@ -114,32 +105,24 @@ class Table:
     def canonical(self, arch: Arch) -> Arch:
         """The architecture of the first row of the same class.
 
-        That stands for all architectures of the same network: with it a search queries a network
-        once. Rows of one network may have been trained separately, as in nasbench201; of these the
-        search then sees the metrics of the first row only. An architecture without a row stays as it is,
-        but for inactive elements, which are 0.
+        With it a search queries each network once, and sees only the first of rows that were trained
+        separately, as in nasbench201. An architecture without a row stays as it is, with zeros for inactive
+        elements.
         """
         code, row = self.space.encode(self.space.canonical(arch)), self.row(arch)
         first = jnp.asarray(self.codes)[jnp.asarray(self.representatives)[jnp.maximum(row, 0)]]
         return self.space.decode(jnp.where(row[..., None] >= 0, first, code))
 
     def best(self, name: str) -> tuple[Arch, float]:
-        """The architecture with the best value of a metric, and that value; on the host.
-
-        Of equal values, the first row.
+        """The (first) architecture with the best value of a metric, and that value; on the host.
 
         Raises:
           ValueError: an unknown metric, one without an objective, or one of NaN only.
         """
         self._check_metric(name)
         if name not in self.objectives:
-            raise ValueError(
-                f"{self.name}: whether {name!r} is better high or low is not known; "
-                f"make the table with objectives={{{name!r}: 'max'}} or 'min'."
-            )
+            raise ValueError(f"{self.name}: make the table with objectives={{{name!r}: 'max'}} or 'min'.")
         values = self.metrics[name]
-        if np.isnan(values).all():
-            raise ValueError(f"{self.name}: {name!r} is NaN in every row.")
         row = int((np.nanargmax if self.objectives[name] == "max" else np.nanargmin)(values))
         return self.space.decode(self.codes[row]), float(values[row])
 
@@ -198,26 +181,15 @@ def from_arrays(
       classes: ints [rows], equal for rows of the same network; by default every row is its own.
       canonical: a traceable function from an architecture to the form that all equal networks share,
         instead of `classes`: it knows equal networks that have no row of their own, too.
-      features: a traceable function from an architecture to the inputs of a predictor; by default
-        predictors see the decisions.
-      tokens: the same for a Transformer; see `predictors.tokens`.
+      features, tokens: of the table, see `Table`.
 
     Raises:
-      TypeError: something else than a space, architectures of indices, or dicts of metrics and objectives.
-      ValueError: an architecture is not in the space or is there twice, a metric is not numeric or
-        is infinite, lengths or names disagree, or `canonical` or `features` fail on the smallest
-        architecture.
+      TypeError: architectures that are no indices, or no space.
+      ValueError: an architecture that is not in the space or is there twice, an infinite metric, or lengths
+        or names that disagree.
     """
-    if not isinstance(name, str):
-        raise TypeError(f"from_arrays: name is {name!r}, expected a text, the name of the table.")
     check_space(space, name)
-    if metrics is not None and not isinstance(metrics, Mapping):
-        raise TypeError(
-            f"{name}: metrics is a {type(metrics).__name__}, expected a dict of numbers [rows] by name, such "
-            "as {'accuracy': accuracies}."
-        )
-    check_objectives(name, objectives)
-    for key, indices in archs.items() if isinstance(archs, Mapping) else ():
+    for key, indices in archs.items():
         if np.asarray(indices).dtype.kind == "f":
             raise TypeError(
                 f"{name}: the architectures have {np.asarray(indices).dtype} for {key!r}, expected integers, "
@@ -227,21 +199,17 @@ def from_arrays(
     with jax.ensure_compile_time_eval():
         codes = np.asarray(space.encode(space.canonical(archs)))
     if codes.ndim != 2 or not len(codes):
-        raise ValueError(
-            f"{name}: architectures need one leading axis of at least one row; their "
-            f"codes have shape {codes.shape}."
-        )
+        raise ValueError(f"{name}: architectures need a leading axis [rows]; their codes are {codes.shape}.")
     order = np.lexsort(codes.T[::-1])
     twice = np.flatnonzero((codes[order][1:] == codes[order][:-1]).all(axis=1))
     if len(twice):
         a, b = sorted(order[twice[0] : twice[0] + 2].tolist())
         raise ValueError(
             f"{name}: rows {a} and {b} (from 0) are one architecture, "
-            f"{space.to_dict(space.decode(codes[a]))}; keep one of them, or average "
-            "their metrics."
+            f"{space.to_dict(space.decode(codes[a]))}; keep one of them, or average their metrics. The "
+            "metrics "
+            f"are {list(metrics)}."
         )
-    for label, function in (("canonical", canonical), ("features", features), ("tokens", tokens)):
-        _check_function(name, space, label, function)
     equals = None
     if canonical is not None:
         if classes is not None:
@@ -268,23 +236,17 @@ def make(
     pool: bool = False,
     index: index_lib.Index | None = None,
 ) -> Table:
-    """Makes a table of codes that are known to be distinct, canonical and in the space.
-
-    Raises:
-      ValueError: as `from_arrays`, for metrics, objectives and classes.
-    """
+    """Makes a table of codes that are known to be distinct, canonical and in the space; see `from_arrays`."""
     rows = len(codes)
     if not metrics:
         raise ValueError(f"{name}: there are no metrics; a table has at least one number for each row.")
     values = {key: _read_only(_column(name, key, x, rows)) for key, x in metrics.items()}
     for key, objective in objectives.items():
-        if key not in values:
+        if key not in values or objective not in ("max", "min"):
             raise ValueError(
-                f"{name}: objectives has {key!r}, which is not a metric of the table"
-                f"{nearest(key, values)} Its metrics are {list(values)}."
+                f"{name}: objectives has {key!r}: {objective!r}; expected 'max' or 'min' by metric, of which "
+                f"there are {list(values)}."
             )
-        if objective not in ("max", "min"):
-            raise ValueError(f"{name}: the objective of {key!r} is {objective!r}, expected 'max' or 'min'.")
     classes = np.arange(rows) if classes is None else np.asarray(classes)
     if classes.shape != (rows,) or classes.dtype.kind not in "iu":
         raise ValueError(
@@ -305,51 +267,16 @@ def make(
     )
 
 
-def check_objectives(name: str, objectives: Any) -> None:
-    """Checks that objectives are given as a dict, or not at all.
-
-    Raises:
-      TypeError: they are something else.
-    """
-    if objectives is not None and not isinstance(objectives, Mapping):
-        raise TypeError(
-            f"{name}: objectives is {objectives!r}, expected a dict of 'max' or 'min' by metric, such as "
-            "{'accuracy': 'max'}."
-        )
-
-
-def _check_function(name: str, space: Space, label: str, function: Any) -> None:
-    """Checks that a function of an architecture can be traced, and that `canonical` gives another."""
-    if function is None:
-        return
-    try:
-        made = jax.eval_shape(function, space.smallest())
-        if label == "canonical":
-            jax.eval_shape(space.encode, made)
-    except Exception as error:  # whatever the user's own function raises
-        raise ValueError(
-            f"{name}: {label} must be a traceable function of one architecture"
-            f"{' to another one' if label == 'canonical' else ''}; on the smallest architecture it "
-            f"failed with {type(error).__name__}: {error}"
-        ) from error
-
-
 def _column(name: str, metric: str, values: Any, rows: int) -> np.ndarray:
-    values = np.asarray(values)
-    if values.dtype.kind not in "fiub":
-        raise ValueError(f"{name}: metric {metric!r} is not numeric: dtype {values.dtype}.")
-    if values.shape != (rows,):
-        raise ValueError(
-            f"{name}: metric {metric!r} has shape {list(values.shape)}, expected one "
-            f"number for each of the {rows} rows."
-        )
     with np.errstate(over="ignore"):
-        column = values.astype(np.float32)
+        column = np.asarray(values, np.float32)
+    if column.shape != (rows,):
+        raise ValueError(f"{name}: metric {metric!r} is {list(column.shape)}, expected [{rows}] numbers.")
     if np.isinf(column).any():
-        row = int(np.argmax(np.isinf(column)))
         raise ValueError(
-            f"{name}: metric {metric!r} is {values[row]} in row {row} (from 0), expected finite numbers "
-            "of float32; NaN stands for one that is unknown."
+            f"{name}: metric {metric!r} is infinite in row {int(np.argmax(np.isinf(column)))} (from 0); "
+            "expected "
+            "finite numbers of float32, and NaN for unknown ones."
         )
     return column
 

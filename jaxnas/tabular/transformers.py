@@ -6,33 +6,13 @@ import numpy as np
 
 from jaxnas.choice import Choice
 from jaxnas.space import Space
-from jaxnas.tabular import files
 from jaxnas.tabular.table import Table, from_arrays
 
-HWGPT_FILE = files.File(
-    "hwgpt/hwgpt_s.npz",
-    ("ebe708eaff82ca18b72c1ac7427e6137ba88f04e57588b1d5bbb63970d82d4ae",),
-    "No package carries its figures (HW-GPT-Bench, github.com/automl/HW-GPT-Bench, as first "
-    "released), so there is no converter: put a copy of the file there.",
-)
-_LTS = (
-    "No package carries its figures (the tabular benchmarks of LiteTransformerSearch, "
-    "github.com/microsoft/archai), so there is no converter: put a copy of the file there."
-)
-# fmt: off
-LTS_FILES = {f"lts_{name}": files.File(f"lts_transformer/random_{stem}.npz", (digest,), _LTS)
-             for name, stem, digest in (
-    ("gpt2_wt103", "GPT2_wt103",
-     "ebf26af054cfe228fb10aa4f44140a1e67de5c440991f8f568bb168417a784b0"),
-    ("gpt2_lm1b", "GPT2_lm1b",
-     "c5235ea0b8132bbc9acc494647795ef78486d2f948674f19786b45884c233fde"),
-    ("transxl_wt103", "TransXL_wt103",
-     "4563eaaac5eecef6780708abde27c099944a97c37873acfdc82b2f40d955aa0b"),
-    ("transxl_lm1b", "TransXL_lm1b",
-     "826000897a55f6b9a05b1b8a4d0a087172ea9fcc66213e27d16c50790ace8f7a"),
-    ("transxl_wt103_homogeneous", "TransXL_wt103_homogeneous",
-     "e7d65fc18a62ebe931736d177b792ba984a0323d2f2ffbf598614114a1db5a28"))}
-# fmt: on
+HWGPT = "hwgpt/hwgpt_s.npz"
+LTS = {
+    f"lts_{stem.lower()}": f"lts_transformer/random_{stem}.npz"
+    for stem in ("GPT2_wt103", "GPT2_lm1b", "TransXL_wt103", "TransXL_lm1b", "TransXL_wt103_homogeneous")
+}
 
 
 def _layers(

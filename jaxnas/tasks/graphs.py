@@ -15,6 +15,7 @@ import scipy.sparse
 
 from jaxnas import data as data_lib
 from jaxnas.checks import check_counts
+from jaxnas.data.batches import evaluation_rows
 from jaxnas.tasks.classification import METRICS, loss_and_sums
 from jaxnas.tasks.named import Named
 from jaxnas.tasks.task import Batch, Call, Predictions
@@ -29,19 +30,18 @@ class Graphs(Named[data_lib.Graphs]):
     `supernets.graph_operations` has operations on such graphs. Rows of a batch are graphs. Loss and metrics
     are means over the nodes of a role, so of one graph each role has the same batch with other weights.
 
-    With `sparse=True` three arrays take the place of "features": "feature_values" float32 [G, S] has what is
-    not zero, feature by feature, "feature_nodes" int32 [G, S] whose it is, and "feature_starts" int32
-    [G, F + 1] where each feature begins. `supernets.graph_operations.union` makes a sparse matrix of them.
+    With `sparse=True` three arrays take the place of "features", as compressed sparse columns:
+    "feature_values" float32 [G, S], "feature_nodes" int32 [G, S] and "feature_starts" int32 [G, F + 1].
+    `supernets.graph_operations.union` makes a sparse matrix of them.
 
-    One graph is one row, which devices cannot share: a training on it takes `devices=1`. Evaluations of one
-    network on several devices fill the rows up, and each of several networks has a device.
+    One graph is one row, which devices cannot share: a training on it takes `devices=1`.
 
     Attributes:
       data: the name of a citation network, see `data.load_graph`, or what `data.from_graph` and
         `data.from_graphs` return.
-      normalize: whether the features of each node are divided by their sum, as is usual for counts of words.
-      sparse: whether networks get only the features that are not zero. That is less work where at most some
-        per cent of them are, as of Cora (1.3 %) and CiteSeer (.9 %), and more for PubMed (10 %).
+      normalize: divide the features of each node by their sum, as is usual for counts of words.
+      sparse: pass only non-zero features, which is less work where they are few, as of Cora (1.3 %) and
+        CiteSeer (.9 %), and more for PubMed (10 %).
       evaluation_graphs: graphs at a time where networks are evaluated.
     """
 
@@ -142,7 +142,7 @@ class Graphs(Named[data_lib.Graphs]):
         self.part(self.dataset.roles, role)
         rows = self.dataset.rows(role)
         size = min(self.evaluation_graphs, len(rows)) if batch_size is None else batch_size
-        taken, counts = data_lib.evaluation_rows(len(rows), size, limit)  # [batches, size]
+        taken, counts = evaluation_rows(len(rows), size, limit)  # [batches, size]
         # All graphs in their order need not be copied.
         every = taken.size == counts.sum() == len(self.dataset.features)
         batch = self._batch(role, None if every else rows[taken.reshape(-1)])

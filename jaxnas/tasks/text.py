@@ -13,6 +13,8 @@ import jax.numpy as jnp
 
 from jaxnas import data as data_lib
 from jaxnas.checks import check_counts, check_increasing, check_numbers
+from jaxnas.data.sentences import usual_tokens, with_vectors
+from jaxnas.data.vectors import find_vectors
 from jaxnas.tasks import baseline
 from jaxnas.tasks.classification import Classification
 from jaxnas.tasks.task import Batch
@@ -35,16 +37,15 @@ class Text(Classification[data_lib.Sentences]):
         texts when it is loaded; or the data themselves, as `data.from_tsv` and `data.from_texts` return them.
       tokens: "words", "english", "bytes" or "symbols", see `data.Encoding`; None for the usual ones of the
         data set.
-      length: T, of which longer texts leave a part out; None for the longest text to train on.
+      length: T, to which texts are cut; None for the longest text to train on.
       lengths: of training batches, as (16, 32, 64): each has texts of about one length and is cut to the
-        first of these that holds them all. The last one is `length`. None for the full length always, which
+        first of these that holds them all; the last one is `length`. None for the full length always, which
         evaluations have in any case. A training step is compiled once for each.
-      keep: which part of a text is kept that is too long, its "start" or its "end".
-      max_words: how many words the vocabulary has, beside `<unk>` and `<eos>`; None for all.
+      keep, max_words: see `data.Encoding`.
       phrases: train on all labeled phrases of the trees of "sst5" and "sst2".
-      embeddings: a file of GloVe's, by its path or by its name among the original files, as "glove6b_50d".
-        Its vectors stay as they are. A token that it does not have gets one that is drawn.
-      embedding_dim: G, if it is to be checked; None for that of the file.
+      embeddings: a file of GloVe's, by its path or by its name in the folder "embeddings" of prepared data,
+        as "glove6b_50d". Its vectors are not trained; other tokens get random ones.
+      embedding_dim: expected G; None for any.
       search_fraction: share of the training texts that is held out for the search; None for the official
         development part, or 0.2 where there is none.
       seed: of what is held out, and of vectors that are drawn.
@@ -91,21 +92,20 @@ class Text(Classification[data_lib.Sentences]):
                 raise ValueError(
                     f"Text: texts have the length {full}, and the last of lengths is {self.lengths[-1]}."
                 )
-        self._encoding("words")
+        self._encoding()  # which checks its options
 
     @classmethod
     def _defaults(cls) -> dict[str, Any]:
         return {field.name: field.default for field in dataclasses.fields(cls)}
 
-    def _encoding(self, usual: str) -> data_lib.Encoding:
-        """How texts become tokens, where the usual tokens are those."""
-        length = self.length if self.lengths is None else self.lengths[-1]
-        try:
-            return data_lib.Encoding(
-                tokens=self.tokens or usual, length=length, max_words=self.max_words, keep=self.keep
-            )
-        except ValueError as error:
-            raise ValueError(f"Text: {error}") from error
+    def _encoding(self) -> data_lib.Encoding:
+        """How texts become tokens."""
+        return data_lib.Encoding(
+            tokens=self.tokens or usual_tokens(self.name),
+            length=self.length if self.lengths is None else self.lengths[-1],
+            max_words=self.max_words,
+            keep=self.keep,
+        )
 
     def load(self, data_dir: Any = None) -> Self:
         """The task with its texts and vectors loaded; see `data.load_sentences` for folders and errors.
@@ -116,8 +116,8 @@ class Text(Classification[data_lib.Sentences]):
             return self
         dataset = self.data if isinstance(self.data, data_lib.Sentences) else self.read(data_dir)
         if self.embeddings is not None:
-            path = data_lib.find_vectors(self.embeddings, data_dir)
-            dataset = data_lib.with_vectors(dataset, path, self.embedding_dim, self.seed)
+            path = find_vectors(self.embeddings, data_dir)
+            dataset = with_vectors(dataset, path, self.embedding_dim, self.seed)
         unset = {name: self._defaults()[name] for name in (*_OF_TEXTS, *_OF_VECTORS)}
         return dataclasses.replace(self, data=dataset, **unset)
 
@@ -128,7 +128,7 @@ class Text(Classification[data_lib.Sentences]):
         return data_lib.load_sentences(
             self.name,
             data_dir=data_dir,
-            encoding=self._encoding(data_lib.usual_tokens(self.name)),
+            encoding=self._encoding(),
             phrases=self.phrases,
             search_fraction=self.search_fraction,
             seed=self.seed,

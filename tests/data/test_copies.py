@@ -9,7 +9,7 @@ from PIL import Image
 
 from jaxnas import data, files
 from jaxnas.data import copies, vectors
-from tools import prepare
+from tools import convert_data
 
 
 @pytest.fixture(autouse=True)
@@ -73,7 +73,7 @@ def test_what_changes_while_it_is_copied_is_not_kept(bucket, store, cache, monke
 
 
 def test_prepared_data_in_a_bucket_are_those_on_a_disk(bucket, store, cache, tmp_path, text_files):
-    prepare.prepare("wikitext2", text_files, tmp_path / "tfds")
+    convert_data.convert("wikitext2", text_files, tmp_path / "tfds")
     upload(store, tmp_path / "tfds", "tfds")
     store.put("bucket/tfds/other/1.0.0/large", b"not copied")
     here, there = (data.load_text("wikitext2", data_dir=x) for x in (tmp_path / "tfds", "gs://bucket/tfds"))
@@ -101,5 +101,5 @@ def test_vectors_of_words_in_a_bucket_are_found(bucket, store):
     for name in ("given/small.txt", "tfds/embeddings/small.txt"):
         store.put(f"bucket/{name}", b"the 1.0 2.0\nthing 3.0 4.0\n")
     for name in ("gs://bucket/given/small.txt", "small"):
-        found = data.find_vectors(name, "gs://bucket/tfds")
+        found = vectors.find_vectors(name, "gs://bucket/tfds")
         np.testing.assert_array_equal(vectors.read_vectors(found, ["thing"]).table, [[3, 4]])

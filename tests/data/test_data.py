@@ -245,7 +245,7 @@ def test_unknown_names_and_what_to_do(tmp_path):
     (tmp_path / "file").write_text("")
     refusals.check(
         case("digit", "'digits'"),
-        case("svhn_cropped", "tools.prepare svhn_cropped", "array_record"),
+        case("svhn_cropped", "tools.convert_data svhn_cropped", "array_record"),
         (lambda: tasks.Images(data="mnist").load(tmp_path / "file"), OSError, "file"),
     )
 

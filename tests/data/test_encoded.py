@@ -94,8 +94,8 @@ def test_a_batch_is_a_function_of_its_step(tmp_path):
     here = data.CroppedBatches(split, 8, seed=3, scale=0.08, repeats=2)
     fourth = here.at(4)
     pool = decoding_pool(2)
-    source = Decoder(split.images.source.records, 16, 16, 3, pool)
-    others = data.SourceImages(source, split.images.rows, split.images.image_shape)
+    source = Decoder(split.images.source.records, (16, 16, 3), pool)
+    others = data.SourceImages(source, split.images.rows)
     elsewhere = data.Split("train", {"image": others}, split.labels)
     again = data.CroppedBatches(elsewhere, 8, seed=3, scale=0.08, repeats=2)
     for name, x in again.at(4).items():

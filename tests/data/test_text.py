@@ -15,7 +15,7 @@ from small_texts import prepare_examples
 
 from jaxnas import data
 from jaxnas.data import source_files, text
-from tools import prepare
+from tools import convert_data
 
 REAL = os.environ.get("JAXNAS_TEXT")
 real = pytest.mark.skipif(not REAL, reason="JAXNAS_TEXT names no folder with the original files of texts")
@@ -178,7 +178,7 @@ def test_prepared_sets_that_are_not_such_texts(tmp_path, corpus, text_root):
 
 def load_real(name, tmp_path):
     try:
-        prepare.prepare(name, REAL, tmp_path)
+        convert_data.convert(name, REAL, tmp_path)
     except FileNotFoundError as error:
         pytest.skip(f"JAXNAS_TEXT: {error}")
     return data.load_text(name, data_dir=tmp_path)

@@ -11,7 +11,7 @@ from hypothesis import strategies
 
 from jaxnas import data, tasks
 from jaxnas.data import source_files
-from tools import prepare
+from tools import convert_data
 
 REAL = os.environ.get("JAXNAS_TEXT")
 real = pytest.mark.skipif(not REAL, reason="JAXNAS_TEXT names no folder with the original files of texts")
@@ -316,7 +316,7 @@ def test_tables_of_sentences_that_cannot_be_right_are_refused(tmp_path):
 
 def load_real(tmp_path, name, **options):
     try:
-        prepare.prepare(name, REAL, tmp_path)
+        convert_data.convert(name, REAL, tmp_path)
         return tasks.Text(data=name, **options).load(tmp_path)
     except FileNotFoundError as error:
         pytest.skip(f"JAXNAS_TEXT: {error}")

@@ -113,11 +113,11 @@ def stop_when(process, ready, number=signal.SIGKILL):
 @pytest.fixture(scope="module")
 def data_dir(tmp_path_factory):
     """Prepared data, with the licence of this repository as a text, and a config file of a user's own."""
-    from tools import prepare
+    from tools import convert_data
 
     prepared, folder = tmp_path_factory.mktemp("data"), tmp_path_factory.mktemp("text")
     (folder / "input.txt").write_text((ROOT / "LICENSE").read_text() * 3)
-    prepare.prepare("tiny_shakespeare", folder, prepared)
+    convert_data.convert("tiny_shakespeare", folder, prepared)
     (prepared / "small_par.py").write_text(SMALL_PAR)
     return prepared
 

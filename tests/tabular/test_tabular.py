@@ -1,6 +1,5 @@
 """Tables of architectures: the real ones where their files are there, small ones always."""
 
-import dataclasses
 import functools
 import itertools
 import os
@@ -22,9 +21,9 @@ from tools import convert_tables as convert
 
 SHARED = pathlib.Path(__file__).parents[3] / "shared" / "tabular"
 DATA = pathlib.Path(os.environ.get(files.VARIABLE) or SHARED)
-NB201, GRAPH = nasbench201.FILES["cifar10"], nasbench_graph.FILES["nasbench_graph"]
-FILES = (NB201, GRAPH, transformers.HWGPT_FILE, *transformers.LTS_FILES.values())
-MISSING = [f.path for f in FILES if not (DATA / f.path).is_file()]
+NB201, GRAPH = nasbench201.PATHS["cifar10"], nasbench_graph.PATHS["nasbench_graph"]
+FILES = (NB201, GRAPH, transformers.HWGPT, *transformers.LTS.values())
+MISSING = [path for path in FILES if not (DATA / path).is_file()]
 WHY = f"{DATA} lacks {len(MISSING)} of the {len(FILES)} files of tables; JAXNAS_DATA names where they are"
 real = pytest.mark.skipif(bool(MISSING), reason=WHY)
 POOLS = [name for name in tabular.names() if name.startswith(("hwgpt", "lts"))]
@@ -67,7 +66,7 @@ def random_codes(table, n):
 def test_nasbench201_holds_the_published_facts(cells):
     assert len(cells) == cells.space.cardinality == 15625 and not cells.pool
     assert cells.unique == 6466
-    arrays = raw(NB201.path)
+    arrays = raw(NB201)
     joint = set(zip(cells.classes.tolist(), arrays["unique_id"].tolist(), strict=True))
     assert len(joint) == 6466  # one to one: the same partition
     for name, best in (("validation_accuracy", 91.607), ("test_accuracy", 94.373)):
@@ -86,9 +85,6 @@ def test_nasbench201_holds_the_published_facts(cells):
     np.testing.assert_allclose(short / 12, seconds / 200, rtol=1e-6)
     assert sum(name.startswith("latency_") for name in cells.metrics) == 28
     assert cells.objectives["test_accuracy_12"] == "max" and cells.objectives["macs"] == "min"
-    exact = nasbench201.classes(cells.codes, exact=True)
-    assert exact.max() + 1 == 4930
-    assert len(set(zip(exact.tolist(), cells.classes.tolist(), strict=True))) == 6466
 
 
 def test_equal_cells_are_one_class():
@@ -99,12 +95,8 @@ def test_equal_cells_are_one_class():
         [one, three, skip, none, one, skip],  # another term
         [three, none, none, skip, none, skip],  # x + 0
         [none, skip, none, skip, none, none],  # x
-        [skip, skip, one, none, none, skip],  # x + one(x)
-        [one, skip, none, skip, skip, none],  # the same, but for a zero
     ]
-    assert nasbench201.classes(np.array(ops)).tolist()[:3] == [0, 0, 1]
-    exact = nasbench201.classes(np.array(ops), exact=True).tolist()
-    assert exact == [0, 0, 1, 2, 2, 3, 3]
+    assert nasbench201.classes(np.array(ops)).tolist() == [0, 0, 1, 2, 3]  # zeros are terms of a sum
 
 
 @real
@@ -134,7 +126,7 @@ def test_a_table_is_well_formed_and_its_lookups_are_those_of_numpy(load, name):
     codes, rows = jax.device_get(by_batch(given))
     # Expected: by a dictionary of canonical codes.
     if name.startswith("nasbench_graph"):
-        expected = raw(GRAPH.path)["canon_row"].reshape(-1)[codes @ np.array([6561, 729, 81, 9, 1])]
+        expected = raw(GRAPH)["canon_row"].reshape(-1)[codes @ np.array([6561, 729, 81, 9, 1])]
     else:
         places = {code.tobytes(): row for row, code in enumerate(table.codes)}
         expected = np.array([places.get(code.tobytes(), -1) for code in codes])
@@ -180,18 +172,18 @@ def test_cells_of_a_graph_map_to_one_representative(load):
     np.testing.assert_array_equal(codes[rows >= 0], table.codes[rows[rows >= 0]])
     np.testing.assert_array_equal(codes[rows < 0], np.asarray(table.space.encode(archs))[rows < 0])
     # The row of any cell is one of an equal network, by formulas.
-    arrays = raw(GRAPH.path)
+    arrays = raw(GRAPH)
     assert ["".join(map(str, x)) for x in arrays["canon_links"]] == list(nasbench_graph.LINKS)
     every = np.asarray(table.space.encode(archs))
     for k in np.random.default_rng(0).choice(len(rows), 3000, replace=False):
         row, (link, *ops) = rows[k], every[k].tolist()
-        text = nasbench_graph.formula([int(x) for x in nasbench_graph.LINKS[link]], ops)
-        assert text == (nasbench_graph.formula(arrays["links"][row], arrays["ops"][row]) if row >= 0 else "")
+        text = convert.formula([int(x) for x in nasbench_graph.LINKS[link]], ops)
+        assert text == (convert.formula(arrays["links"][row], arrays["ops"][row]) if row >= 0 else "")
 
 
 def test_formulas_contract_skips():
     def formula(links, *ops):
-        return nasbench_graph.formula([int(x) for x in links], [nasbench_graph.OPS.index(op) for op in ops])
+        return convert.formula([int(x) for x in links], [nasbench_graph.OPS.index(op) for op in ops])
 
     assert formula("0012", "gat", "gcn", "skip", "fc") == "gat(),gcn(fc())"
     assert formula("0123", "skip", "gat", "skip", "gcn") == "gat(gcn())"
@@ -206,7 +198,7 @@ def test_formulas_contract_skips():
 def test_pools_hold_their_facts(load):
     hwgpt = load("hwgpt_s")
     assert len(hwgpt) == 10000 and hwgpt.best("perplexity")[1] == pytest.approx(22.159, abs=1e-3)
-    arrays = raw(transformers.HWGPT_FILE.path)
+    arrays = raw(transformers.HWGPT)
     for row in (0, 1, 9999):
         values = hwgpt.space.to_dict(hwgpt.space.decode(hwgpt.codes[row]))
         depth = arrays["n_layer"][row]
@@ -218,8 +210,8 @@ def test_pools_hold_their_facts(load):
     assert "d_embed" in load("lts_gpt2_wt103").space
     assert "d_embed" not in load("lts_transxl_lm1b").space
     assert "div_val" not in load("lts_transxl_lm1b").space
-    for name, file in transformers.LTS_FILES.items():
-        table, arrays = load(name), raw(file.path)
+    for name, path in transformers.LTS.items():
+        table, arrays = load(name), raw(path)
         assert table.space["d_inner"].active == "n_layer"
         np.testing.assert_array_equal(table.metrics["validation_perplexity"], arrays["valid_ppl"])
         values = table.space.to_dict(table.space.decode(table.codes[7]))
@@ -283,18 +275,18 @@ def test_mistakes_in_a_csv_are_named(tmp_path):
     path = tmp_path / "mine.csv"
     for old, new, name in (
         ("op_1", "op1", "'op_1'"),
-        ("ms", "op_2", "unknown column 'op_2'"),
+        ("ms", "op_2", "column 'op_2'"),
         ("ms", "accuracy", "'accuracy'"),
-        ("ms", "", "column 5"),
+        ("ms", "", "index=False"),
         ("conv,pool", "convv,pool", "'op_0'"),
         ("conv,pool", "conv,", "'op_1'"),
         ("2,pool,pool", "2,conv,pool", "'accuracy'"),
         ("92", "good", "'accuracy'"),
         (",3.5", "", "line 4"),
-        (CSV[CSV.index("\n") :], "\n", "no lines after the header"),
+        (CSV[CSV.index("\n") :], "\n", "lines behind"),
         ("92", "inf", "'accuracy'"),
         ("92", "1e60", "'accuracy'"),
-        (CSV, CSV.replace(",", ";"), "separated"),
+        (CSV, CSV.replace(",", ";"), "depth;op_0"),
         (CSV, "\n", "first line"),
     ):
         path.write_text(CSV.replace(old, new))
@@ -310,10 +302,9 @@ def test_mistakes_in_a_csv_are_named(tmp_path):
 
     refusals.check(
         case(FileNotFoundError, "none.csv", given=tmp_path / "none.csv"),
-        case(IsADirectoryError, "CSV", given=tmp_path),
+        case(IsADirectoryError, str(tmp_path), given=tmp_path),
         case(TypeError, "path", given=None),
         case(TypeError, "space is 5", space=5),
-        case(TypeError, "'accuracy=max'", objectives="accuracy=max"),
         case(ValueError, "'op'", space=Space(width=Choice(1, 2))),
     )
 
@@ -325,12 +316,9 @@ def test_mistakes_in_arrays_are_named():
     ops, three = np.zeros((3, 2), np.int32), np.zeros(3, np.int32)
     refusals.check(
         case("'accuracy'", "[2]", metrics={"accuracy": [1, 2]}, objectives=None),
-        case("'accuracy'", "numeric", metrics={"accuracy": ["a", "b", "c"]}),
         case("no metrics", metrics={}, objectives=None),
-        case("'accuracy' is inf in row 1", metrics={"accuracy": [1, np.inf, 2]}),
+        case("'accuracy'", "row 1", metrics={"accuracy": [1, np.inf, 2]}),
         case("'accuracy'", metrics={"accuracy": [1, 2, -1e60]}),
-        case("'width'", features=lambda arch: arch["width"]),
-        case("canonical", canonical=lambda arch: 3),
         case("classes", "canonical", classes=[0, 1, 2], canonical=lambda arch: arch),
         case("'acuracy'", objectives={"acuracy": "max"}),
         case("'ms'", objectives={"ms": "least"}),
@@ -338,10 +326,7 @@ def test_mistakes_in_arrays_are_named():
         case("rows 0", archs={"depth": three, "op": ops}),
         case("'depth'[0] is 2", archs={"depth": three + 2, "op": ops}),
         case("leading axis", archs={"depth": np.int32(0), "op": ops[0]}),
-        case("name is 5", error=TypeError, name=5),
         case("space is None", error=TypeError, space=None),
-        case("metrics", error=TypeError, metrics=np.zeros(3)),
-        case("'accuracy'", error=TypeError, objectives=["accuracy"]),
         case("'depth'", error=TypeError, archs={"depth": np.zeros(3), "op": np.zeros((3, 2))}),
         (lambda: small_table().metric("acc"), ValueError, "'acc'"),
         (lambda: small_table(objectives=None).best("ms"), ValueError, "ms"),
@@ -397,40 +382,30 @@ def test_the_space_of_a_csv_is_read_from_its_columns(tmp_path):
         return lambda: tabular.from_csv(path, objectives=objectives, ignore=[*ignore]), ValueError, name
 
     refusals.check(
-        case("objectives must name the", {}, ()),
+        case("objectives must name", {}, ()),
         case("'okay'", {"okay": "max"}, ()),
         case("'id'", ignore=()),
-        case("nothing to choose", each),
+        case("objectives must name", each),
         case("ignore has 'none'", ignore=("id", "act", "none")),
     )
     path.write_text(path.read_text().replace("tanh", ""))
     refusals.check(case("'act'"))
 
 
-def test_missing_files_are_named(tmp_path, monkeypatch):
+def test_missing_and_damaged_files_are_named(tmp_path, monkeypatch):
     monkeypatch.setenv(files.VARIABLE, str(tmp_path))
     names, place = ("nb201_cifar10", "tools.convert_tables"), str(tmp_path / "nb201")
-    refusals.check(
-        (lambda: tabular.load("nasbench201", tmp_path), FileNotFoundError, place, *names),
-        (lambda: tabular.load("nasbench_graph_cora"), FileNotFoundError, "nas-bench-graph==1.4.0"),
-    )
+    refusals.check((lambda: tabular.load("nasbench201"), FileNotFoundError, place, *names))
     monkeypatch.delenv(files.VARIABLE)
     assert files.data_directory() == pathlib.Path.home() / ".cache" / "jaxnas"
-
-
-def test_corrupt_files_are_named(tmp_path):
     path = tmp_path / "nb201_cifar10.npz"  # right in the directory
     np.savez(path, ops=np.zeros((3, 6), np.int8))
-    found = files.digest({"ops": np.zeros((3, 6), np.int8)})
-    with pytest.raises(ValueError, match=f"expected arrays .*{NB201.digests[0]}.*{found}"):
-        tabular.load("nasbench201", tmp_path)
     whole = path.read_bytes()
     flipped = bytearray(whole)
     flipped[len(whole) // 2] ^= 255
-    for content in (b"", b"PK", b"nothing", whole[:-40], bytes(flipped), pickle.dumps({"a": 1})):
+    for content in (b"", b"PK", whole[:-40], bytes(flipped), pickle.dumps({"a": 1})):
         path.write_bytes(content)
-        with pytest.raises(ValueError, match="nb201_cifar10"):
-            tabular.load("nasbench201", tmp_path)
+        refusals.check((lambda: tabular.load("nasbench201", tmp_path), ValueError, "nb201_cifar10"))
 
 
 def test_digests_see_names_types_shapes_and_values():
@@ -477,7 +452,7 @@ def nasbench201_rows(ops, *columns):
 
 @real
 def test_nasbench201_is_converted(load, tmp_path):
-    arrays = raw(NB201.path)
+    arrays = raw(NB201)
     seeds, *others = (
         arrays[f"cifar10_{name}"].astype(np.float64).tolist()
         for name in ("val_200ep_seeds", "train_time_200ep_s", "params_M", "api_latency_s")
@@ -499,7 +474,7 @@ def test_nasbench201_is_converted(load, tmp_path):
 
 @real
 def test_nasbench_graph_is_converted(tmp_path, monkeypatch):
-    arrays = raw(GRAPH.path)
+    arrays = raw(GRAPH)
     for name in nasbench_graph.SETS["nasbench_graph"]:
         keys = ("valid_perf", "perf", "latency", "para")
         rows = zip(*(arrays[f"{name}.{key}"].tolist() for key in keys), strict=True)
@@ -509,7 +484,7 @@ def test_nasbench_graph_is_converted(tmp_path, monkeypatch):
         }
         (tmp_path / f"{name}.bench").write_bytes(pickle.dumps(rows))
     # The rows of all 157,464 cells take seconds to find; a sample is compared above.
-    monkeypatch.setattr(nasbench_graph, "canonical_rows", lambda *_: arrays["canon_row"])
+    monkeypatch.setattr(convert, "canonical_rows", lambda *_: arrays["canon_row"])
     convert.main(["--out", str(tmp_path), "--nasbench_graph", str(tmp_path)])
     assert tabular.load("nasbench_graph_pubmed", tmp_path).unique == 26206
 
@@ -517,9 +492,8 @@ def test_nasbench_graph_is_converted(tmp_path, monkeypatch):
 def test_data_sets_are_converted_from_what_the_packages_hold(tmp_path, monkeypatch, capsys):
     """Pickles of the packages' form, since the packages are not at hand: their digests stand in."""
 
-    def expect(known, name, read):
-        digest = files.digest(read(tmp_path, name))
-        monkeypatch.setitem(known, name, dataclasses.replace(known[name], digests=(digest,)))
+    def expect(path, name, read):
+        monkeypatch.setitem(convert.DIGESTS, path, (files.digest(read(tmp_path, name)),))
 
     def convert_to(folder, *more):
         convert.main(["--out", str(folder), "--nasbench201", str(tmp_path), *more])
@@ -532,22 +506,22 @@ def test_data_sets_are_converted_from_what_the_packages_hold(tmp_path, monkeypat
     for data in ("cifar100", "imagenet"):
         (tmp_path / f"{data}.pkl").write_bytes(pickle.dumps(rows))
     for data in ("cifar100", "imagenet16_120"):
-        expect(nasbench201.FILES, data, convert.nasbench201_arrays)
+        expect(nasbench201.PATHS[data], data, convert.nasbench201_arrays)
     cells = {
         int(f"{tree}{ops}"): {"valid_perf": 0.1 * k, "perf": 0.2, "latency": 0.3, "para": 0.4}
         for k, (tree, ops) in enumerate([(0, 1147), (8, 4571), (3, 7714)])
     }
     (tmp_path / "proteins.bench").write_bytes(pickle.dumps(cells))
     stem, out = "nasbench_graph_proteins", tmp_path / "out"
-    expect(nasbench_graph.FILES, stem, convert.nasbench_graph_arrays)
+    expect(nasbench_graph.PATHS[stem], stem, convert.nasbench_graph_arrays)
     convert_to(out, "--nasbench_graph", str(tmp_path))
     written = capsys.readouterr().out.split()
     assert sorted(written) == sorted(str(path) for path in out.rglob("*.npz")) and len(written) == 3
     for data in ("cifar100", "imagenet16_120"):
-        arrays = files.read(nasbench201.FILES[data], out)
+        arrays = files.read(nasbench201.PATHS[data], out)
         table = nasbench201.table(f"nasbench201_{data}", arrays, data)
         assert table.unique == 6466 and table.best("validation_accuracy")[1] == 2 * 15624
-    proteins = nasbench_graph.table(stem, files.read(nasbench_graph.FILES[stem], out))
+    proteins = nasbench_graph.table(stem, files.read(nasbench_graph.PATHS[stem], out))
     assert proteins.space["op"].options == nasbench_graph.PROTEINS_OPS and len(proteins) == 3
     accuracy = proteins.metric("validation_accuracy")
     arch = proteins.space.from_dict({"links": "0123", "op": ["sage", "arma", "fc", "gcn"]})

@@ -148,7 +148,6 @@ def test_what_cannot_be_is_refused():
         (lambda: tasks.Graphs(data=3), ValueError, "data is a"),
         (lambda: one_graph(normalize=True), ValueError, "negative"),
         (lambda: one_graph(evaluation_graphs=0), ValueError, "evaluation_graphs is 0"),
-        (lambda: ONE.whole().evaluation("search"), ValueError, "from_graph"),
     )
 
 

@@ -1,4 +1,4 @@
-"""Original files of data sets, and what `tools.prepare` makes of them."""
+"""Original files of data sets, and what `tools.convert_data` makes of them."""
 
 import gzip
 import io
@@ -14,7 +14,7 @@ from PIL import Image
 from small_texts import dump, play
 
 from jaxnas import data, tasks
-from tools import prepare
+from tools import convert_data
 
 LABELS = np.arange(20, dtype=np.uint8) % 10
 BATCHES = (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")
@@ -73,7 +73,7 @@ def test_images_of_one_size(name, write, first, train, tmp_path):
 
     (tmp_path / "files" / "inner").mkdir(parents=True)
     images, root = write(tmp_path / "files" / "inner"), tmp_path / "tfds"
-    prepare.main([name, str(tmp_path / "files"), f"--data_dir={root}"])
+    convert_data.main([name, str(tmp_path / "files"), f"--data_dir={root}"])
     given = tasks.Images(data=name, search_fraction=0.5).load(root).dataset
     np.testing.assert_array_equal(given.test.images, images)
     np.testing.assert_array_equal(given.test.labels, LABELS)
@@ -82,7 +82,7 @@ def test_images_of_one_size(name, write, first, train, tmp_path):
     source = tfds.data_source(f"{name}:1.0.0", split="test", data_dir=root, download=False)
     np.testing.assert_array_equal(source[3]["image"], images[3])
     # What was prepared is kept, and the files are needed no more.
-    assert prepare.prepare(name, tmp_path / "files", root).parent.name == name
+    assert convert_data.convert(name, tmp_path / "files", root).parent.name == name
 
 
 def encoded(value, height, width, form="JPEG", mode="RGB"):
@@ -115,7 +115,7 @@ def imagenet(tmp_path):
     with tarfile.open(folder / "ILSVRC2012_img_val.tar", "w") as archive:
         for i in range(12):
             add(archive, f"ILSVRC2012_val_{i + 1:08}.JPEG", encoded(20 * i, 30, 50 + i))
-    prepare.prepare("imagenet2012", folder, tmp_path / "tfds")
+    convert_data.convert("imagenet2012", folder, tmp_path / "tfds")
     return tmp_path / "tfds"
 
 
@@ -166,7 +166,7 @@ def texts(name, root):
 
 def test_texts_are_those_of_the_files(text_files, tmp_path, wikitext):
     for name in ("wikitext2", "tiny_shakespeare"):
-        prepare.prepare(name, text_files, tmp_path)
+        convert_data.convert(name, text_files, tmp_path)
     assert texts("wikitext2", tmp_path) == {role: text.encode() for role, text in wikitext.items()}
     play_ = play()
     first = int(len(play_) * 0.9)
@@ -178,7 +178,7 @@ def test_texts_are_those_of_the_files(text_files, tmp_path, wikitext):
 def test_enwik8_has_its_size_and_documents(tmp_path, monkeypatch):
     whole = dump() * 100_000  # as large as the real one
     (tmp_path / "enwik8.xz").write_bytes(lzma.compress(whole, preset=0))
-    prepare.prepare("enwik8", tmp_path, tmp_path / "tfds")
+    convert_data.convert("enwik8", tmp_path, tmp_path / "tfds")
     corpus = data.load_text("enwik8", data_dir=tmp_path / "tfds")
     assert [len(corpus.splits[role]) for role in ("validation", "test")] == [5_000_000] * 2
     assert corpus.vocabulary.decode(corpus.test.tokens[:1000]).encode() == dump()
@@ -240,7 +240,7 @@ def test_labeled_texts_with_their_parts_and_classes(files, tmp_path):
         *((name, 2, sizes(43, 11, 6), sizes(54, 6)) for name in ("mr", "subj", "cr", "mpqa")),
         ("imdb_reviews", 2, sizes(32, 8, 2), sizes(40, 2)),
     ):
-        prepare.prepare(name, files, tmp_path)
+        convert_data.convert(name, files, tmp_path)
         task = tasks.Text(data=name).load(tmp_path)
         assert (task.dataset.num_classes, task.sizes, task.whole().sizes) == (classes, parts, whole), name
     assert decoded(task.dataset, "train")[0][0] == "do n't watch . ever !"
@@ -254,7 +254,7 @@ def test_labeled_texts_with_their_parts_and_classes(files, tmp_path):
 
 def test_sentences_and_phrases_of_trees(files, tmp_path):
     for name in ("sst5", "sst2"):
-        prepare.prepare(name, files, tmp_path)
+        convert_data.convert(name, files, tmp_path)
     fine = tasks.Text(data="sst5").load(tmp_path).dataset
     assert decoded(fine, "train")[:3] == [("a fine film", 4), ("it fails .", 0), ("a film", 2)]
     assert fine.vocabulary.size == 8 + 2 and fine.unknown == {"train": 0, "search": 3, "test": 1}
@@ -281,7 +281,7 @@ def test_sentences_and_phrases_of_trees(files, tmp_path):
 
 def test_listops_has_none_of_the_official_expressions_in_training(files, monkeypatch):
     rule = data.ListOps(examples=60, search_examples=9, max_depth=3, max_args=3, min_length=0, max_length=24)
-    features, splits = prepare._listops(files, rule)
+    features, splits = convert_data._listops(files, rule)
     assert features["label"].num_classes == 10 and splits["test"] == [{"text": "[MIN 3 4 ]", "label": 3}]
     every = [example["text"] for split in splits.values() for example in split]
     assert len(every) == 70 == len(set(every))
@@ -320,5 +320,5 @@ def test_files_that_are_missing_or_damaged(name, file, content, message, files, 
         (folder / path.name).write_bytes(path.read_bytes())
     (folder / file).unlink() if content is None else (folder / file).write_bytes(content)
     call = [name, str(folder), f"--data_dir={tmp_path / 'tfds'}"]
-    refusals.check((lambda: prepare.main(call), SystemExit, message, prepare.FILES[name]))
+    refusals.check((lambda: convert_data.main(call), SystemExit, message, convert_data.FILES[name]))
     assert not list((tmp_path / "tfds").glob("*/1*"))  # Nothing half-made is left.

@@ -1,4 +1,4 @@
-"""Writes the data sets that configs name, from their authors' files: `python -m tools.prepare NAME FOLDER`.
+"""Writes data sets by name from their authors' files: `python -m tools.convert_data NAME FOLDER`.
 
 A data set is written once, as array_record where TFDS looks for it, without TensorFlow. `FILES` says which
 files the folder holds; each may be compressed by gzip, xz or zip, and may lie in a subfolder.
@@ -66,7 +66,7 @@ Features = dict[str, Any]
 Splits = Mapping[str, Iterable[dict[str, Any]]]
 
 
-def prepare(name: str, folder: str | os.PathLike, data_dir: str | os.PathLike | None = None) -> pathlib.Path:
+def convert(name: str, folder: str | os.PathLike, data_dir: str | os.PathLike | None = None) -> pathlib.Path:
     """Writes a data set, and returns its folder; one that is there already is kept.
 
     Args:
@@ -413,7 +413,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Writes one data set."""
     listed = "\n".join(f"  {name}: {where}" for name, where in FILES.items())
     parser = argparse.ArgumentParser(
-        prog="python -m tools.prepare",
+        prog="python -m tools.convert_data",
         description=f"{(__doc__ or '').splitlines()[0]}\n\nThe files of each name:\n{listed}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -422,9 +422,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--data_dir", help="where it is written (default: ~/tensorflow_datasets)")
     args = parser.parse_args(arguments)
     try:
-        print(prepare(args.name, args.folder, args.data_dir))
+        print(convert(args.name, args.folder, args.data_dir))
     except (ValueError, OSError) as error:
-        sys.exit(f"prepare: {error}\n{args.name} is made of: {FILES[args.name]}")
+        sys.exit(f"convert: {error}\n{args.name} is made of: {FILES[args.name]}")
 
 
 if __name__ == "__main__":
