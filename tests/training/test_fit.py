@@ -340,6 +340,7 @@ def test_a_loss_that_leaves_its_course_has_diverged_though_it_is_finite(tmp_path
     )
     with pytest.raises(DivergedError, match="diverged at step") as error:
         fit(TASK, NET, exploding, mesh=MESH, workdir=tmp_path)
+    assert max(column(tmp_path, None)) < 16  # it ended before its last step
     first = files.read_json(tmp_path / "diverged.json")["step"]
     assert f"heckpoint {saved(tmp_path)[-1]} " in str(error.value) and 1 <= saved(tmp_path)[-1] < first - 1
     mended = dataclasses.replace(exploding, learning_rate=1e-3, clip=1.0)
