@@ -257,6 +257,14 @@ class Branches(Base):
         return y + jax.lax.cond(jnp.sum(x) > 0, lambda x: x @ jnp.ones((3, 8)), lambda x: jnp.ones((1, 8)), x)
 
 
+class Opaque(Base):
+    """Whether a product is in a program that cannot be looked into, nothing says."""
+
+    def rows(self, x, decision):
+        y = Dense()(x, fixed(3), width(int, decision))
+        return jax.pure_callback(lambda y: y, y, y)
+
+
 class Mistyped(Base):
     def rows(self, x, decision):
         return x * Decisions(self.space, None, initializing=True)["hiden"].value
@@ -311,6 +319,7 @@ def test_networks_that_break_the_contract_are_refused_and_named():
         # Costs need no extracted network, but annotations that are complete.
         (lambda: jaxnas.cost(masked, IMAGES), ValueError, "Masked", "hidden"),
         (lambda: jaxnas.cost(Branches(), (2, 3)), ValueError, "Branches", "lax.cond"),
+        (lambda: jaxnas.cost(Opaque(), (2, 3)), ValueError, "Opaque", "pure_callback"),
     )
 
 
