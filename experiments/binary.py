@@ -440,10 +440,10 @@ class Session:
             alike = search.similar_cost(space, costs, name, found, stream(0, "patterns"), fixed=fixed)
             number, count = text.partition(":")[2], len(next(iter(alike.values())))
             if not number.isdecimal() or int(number) >= count:
-                names = f"random:K with K from 0 to {count - 1}" if count else "the space has no other one"
+                known = f"expected random:K with K from 0 to {count - 1}" if count else "the space has none"
                 raise ConfigError(
                     f"--architecture is {text!r}, one of other architectures whose {name} are within 5 % of "
-                    f"the found one's; expected {names}."
+                    f"the found one's; {known}."
                 )
             return jax.tree.map(lambda x: x[int(number)], alike)
         try:

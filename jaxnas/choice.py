@@ -17,10 +17,11 @@ def nearest(given: Any, known) -> str:
     """The end of a sentence about an unknown value: "; did you mean 'depth'?", or "." if none is near."""
     known = list(known)
     both = [x for x in known if isinstance(x, numbers.Real) and isinstance(given, numbers.Real)]
-    close = difflib.get_close_matches(str(given), [str(x) for x in known], 1, 0.5)
+    by_text = {str(x): x for x in known}
+    close = difflib.get_close_matches(str(given), by_text, 1, 0.5)
     if both:
         return f"; did you mean {min(both, key=lambda x: abs(x - given))!r}?"
-    return f"; did you mean {close[0]!r}?" if close else "."
+    return f"; did you mean {by_text[close[0]]!r}?" if close else "."
 
 
 def plain_options(options) -> tuple[Option, ...]:

@@ -1,10 +1,10 @@
 """The multiply-accumulates of a traced program: its matrix products and convolutions.
 
 Only products count, M * N * K each, as everywhere in this package. A convolution counts its whole window at
-the border, as published figures do and XLA does not, but no zeros that a transposed one puts between its
-inputs. The count comes from the program's equations, so it holds for any layer, of Flax or written by hand.
-How often a `lax.while_loop` runs, and which branch of a `lax.cond` is taken, the program does not say: there
-the count is a range.
+the border, as published figures do and XLA does not. A transposed one counts what XLA does: the inputs that
+its windows meet, and neither the zeros between them nor those at the border. The count comes from the
+program's equations, so it holds for any layer, of Flax or written by hand. How often a `lax.while_loop` runs,
+and which branch of a `lax.cond` is taken, the program does not say: there the count is a range.
 """
 
 from __future__ import annotations
@@ -130,17 +130,19 @@ def _size(equation: Any) -> Range:
 
 
 def _taps(equation: Any) -> Iterator[int]:
-    """For each spatial axis of a convolution, how often a tap of the kernel meets an input or the border."""
+    """For each spatial axis of a convolution, how often a tap of the kernel is counted."""
     numbers, of = equation.params["dimension_numbers"], equation.params
+    inputs = [equation.invars[0].aval.shape[axis] for axis in numbers.lhs_spec[2:]]
     outputs = [equation.outvars[0].aval.shape[axis] for axis in numbers.out_spec[2:]]
     window = [equation.invars[1].aval.shape[axis] for axis in numbers.rhs_spec[2:]]
-    each = (outputs, window, of["window_strides"], of["padding"], of["lhs_dilation"], of["rhs_dilation"])
-    for size, taps, stride, (before, _), between, dilation in zip(*each, strict=True):
-        if between == 1:
+    strides, padding, dilations = of["window_strides"], of["padding"], of["rhs_dilation"]
+    each = (inputs, outputs, window, strides, padding, of["lhs_dilation"], dilations)
+    for known, size, taps, stride, (before, _), between, dilation in zip(*each, strict=True):
+        if all(one == 1 for one in of["lhs_dilation"]):
             yield size * taps
         else:
             places = (stride * i + dilation * tap - before for i in range(size) for tap in range(taps))
-            yield sum(place % between == 0 for place in places)
+            yield sum(place % between == 0 and 0 <= place < known * between for place in places)
 
 
 def _inner(equation: Any) -> Iterator[Any]:

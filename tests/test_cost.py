@@ -81,16 +81,23 @@ def test_ragged_sparse_and_transposed_products_are_counted_and_unknown_ones_are_
     def total(function, *operands):
         return products.total(jax.make_jaxpr(function)(*operands).jaxpr)
 
-    def transposed(x, kernel):
-        return jax.lax.conv_transpose(x, kernel, (2, 2), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+    def transposed(padding, dilation, x, kernel):
+        numbers = ("NHWC", "HWIO", "NHWC")
+        return jax.lax.conv_general_dilated(x, kernel, (2, 1), padding, (3, 2), dilation, numbers)
 
     grouped = jnp.ones((10, 4)), jnp.ones((3, 4, 5)), jnp.array([3, 3, 4])
     assert total(jax.lax.ragged_dot, *grouped) == (10 * 4 * 5, 10 * 4 * 5)
     for kind in (sparse.BCOO, sparse.BCSR, sparse.CSR, sparse.COO):
         assert total(lambda x, y: x @ y, kind.fromdense(dense), right) == (4 * 5, 4 * 5)
-    images, kernel = jnp.ones((1, 5, 5, 3)), jnp.ones((2, 2, 3, 4))  # no window reaches over the border
-    flops = jax.jit(transposed).lower(images, kernel).cost_analysis()["flops"]
-    assert total(transposed, images, kernel) == (flops / 2, flops / 2) == (25 * 4 * 12, 25 * 4 * 12)
+    images, kernel = jnp.ones((1, 5, 6, 3)), jnp.ones((2, 3, 3, 4))
+    for padding, dilation in (
+        ((0, 0), (1, 1)),
+        ((2, 2), (1, 1)),
+        ((1, 3), (2, 3)),
+    ):  # within and beyond a border
+        function = functools.partial(transposed, (padding, padding), dilation)
+        flops = jax.jit(function).lower(images, kernel).cost_analysis()["flops"]
+        assert total(function, images, kernel) == (flops / 2, flops / 2)
 
     both = [sparse.BCOO.fromdense(jnp.eye(4))] * 2
     program = jax.make_jaxpr(lambda x, y: x @ y)(*both).jaxpr

@@ -197,6 +197,7 @@ BY_HAND = {
     # A softmax is not maskable.
     "maskable": lambda y, hidden, i: softmax(y, hidden, maskable=("hidden",), max_branches=1),
     "right": lambda y, hidden, i: softmax(y, hidden),
+    "beside": lambda y, hidden, i: softmax(y, hidden),  # a second output reads the zeros behind it
 }
 
 
@@ -214,16 +215,19 @@ class Between(Base):
         y = Dense(name="first")(x, fixed(3), hidden)
         y = BY_HAND[self.by_hand](y, hidden, decision.value)
         times = y.shape[1] // hidden.maximum
-        y = Dense(name="last")(y, width(lambda size: times * size, decision), fixed(2))
-        return (y, {"beside": hidden.mask()}) if self.by_hand == "right" else y
+        outputs = Dense(name="readout")(y, width(lambda size: times * size, decision), fixed(2))
+        if self.by_hand == "beside":
+            return outputs, {"beside": jnp.sum(jnp.exp(y), axis=1)}
+        return (outputs, {"beside": hidden.mask()}) if self.by_hand == "right" else outputs
 
 
 def test_an_extracted_network_that_computes_something_else_is_refused_before_training():
-    nets = [Between(by_hand=by_hand) for by_hand in BY_HAND if by_hand != "right"]
+    nets = [Between(by_hand=by_hand) for by_hand in BY_HAND if by_hand not in ("right", "beside")]
     check_network(Between(), (2, 3))
     refusals.check(
-        *((lambda net=net: check_network(net, (2, 3)), ValueError, "'hidden'", "last") for net in nets),
-        (lambda: training.fit(task_of("images"), nets[2], 1), ValueError, "'hidden'", "last"),
+        *((lambda net=net: check_network(net, (2, 3)), ValueError, "'hidden'", "readout") for net in nets),
+        (lambda: check_network(Between(by_hand="beside"), (2, 3)), ValueError, "'hidden'"),
+        (lambda: training.fit(task_of("images"), nets[2], 1), ValueError, "'hidden'", "readout"),
     )
 
 
@@ -251,6 +255,14 @@ class Branches(Base):
     def rows(self, x, decision):
         y = Dense()(x, fixed(3), width(int, decision))
         return y + jax.lax.cond(jnp.sum(x) > 0, lambda x: x @ jnp.ones((3, 8)), lambda x: jnp.ones((1, 8)), x)
+
+
+class Opaque(Base):
+    """Whether a product is in a program that cannot be looked into, nothing says."""
+
+    def rows(self, x, decision):
+        y = Dense()(x, fixed(3), width(int, decision))
+        return jax.pure_callback(lambda y: y, y, y)
 
 
 class Mistyped(Base):
@@ -307,6 +319,7 @@ def test_networks_that_break_the_contract_are_refused_and_named():
         # Costs need no extracted network, but annotations that are complete.
         (lambda: jaxnas.cost(masked, IMAGES), ValueError, "Masked", "hidden"),
         (lambda: jaxnas.cost(Branches(), (2, 3)), ValueError, "Branches", "lax.cond"),
+        (lambda: jaxnas.cost(Opaque(), (2, 3)), ValueError, "Opaque", "pure_callback"),
     )
 
 

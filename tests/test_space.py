@@ -296,6 +296,7 @@ def test_architectures_that_are_not_of_the_space_are_refused():
         (lambda: jax.jit(TINY.check)(TINY.smallest()), TypeError, "check_static"),
         (read(embed_dims=192), ValueError, "'embed_dim'"),
         (read(embed_dim=200), ValueError, "200", "192"),
+        (read(embed_dim="192"), ValueError, "'192' is not", "did you mean 192?"),
         (read(num_heads=[3] * 3 + [5] + [3] * 9), ValueError, "'num_heads'[3]", "5"),
         (read(num_heads=[3] * 12), ValueError, "'num_heads'", "12"),
         (read(depth=12, mlp_ratio=[3] * 12), ValueError, "'num_heads'", "13", "'depth'"),

@@ -9,14 +9,18 @@ import subprocess
 import sys
 import time
 
+import jax
 import numpy as np
 import ports
 import pytest
 import refusals
 import tiers
+from jax.experimental import multihost_utils
 from small_nets import difference
 
 from jaxnas import files, processes
+from jaxnas.training import open_workdir
+from jaxnas.training.store import Store
 from tools.drill.contents import arrays
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -192,6 +196,23 @@ def test_processes_with_workdirs_of_their_own_are_refused_before_they_train(conf
     for output in finish(start("train_supernet", config, tmp_path / "first", 2, last=last), 2):
         assert "1 of 2 do not see" in output
     assert not (tmp_path / "first" / "checkpoints").exists()
+
+
+def test_a_folder_that_another_process_does_not_see_is_refused_where_files_are_written(tmp_path, monkeypatch):
+    """As the second of two processes says that it does not see it."""
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    told = dict(
+        broadcast_one_to_all=lambda x: x,
+        sync_global_devices=lambda name: None,
+        process_allgather=lambda here: np.stack([here, np.bool_(False)]),
+    )
+    for name, function in told.items():
+        monkeypatch.setattr(multihost_utils, name, function)
+
+    def opened(door, *more):
+        return lambda: door(tmp_path, *more).__enter__(), FileNotFoundError, "1 of 2", str(tmp_path)
+
+    refusals.check(opened(open_workdir), opened(Store, {}, ()))
 
 
 JOINED = """

@@ -168,7 +168,7 @@ def test_traced_indices_out_of_range_are_the_nearest_ones(form):
     traced = jit(costs)
     run = jit(lambda arch: net.apply(case.variables, case.images, arch))
     sizes = {name: np.broadcast_to(choice.sizes, choice.shape) for name, choice in case.space.decisions}
-    for shift in (5, -5):
+    for shift in (1, -1):
         known = {name: np.int32(size - 1 if shift > 0 else 0 * size) for name, size in sizes.items()}
         beyond = {name: np.int32(x + shift) for name, x in known.items()}
         assert difference(run(beyond), run(known)) <= 1e-6

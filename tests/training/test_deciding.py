@@ -100,8 +100,8 @@ def test_the_history_of_a_search_is_of_its_weights_and_data(tmp_path):
     task, net = make_task(), make_net()
     settings = runs.Search(runs.ByStrategy(search.RandomSearch(net.space, evaluations=2), baseline=False))
 
-    def found(seed=0, task=task, settings=settings):
-        variables = jaxnas.init(net, jax.random.key(seed), task.inputs)
+    def found(seed=0, task=task, settings=settings, scale=1.0):
+        variables = jax.tree.map(lambda x: scale * x, jaxnas.init(net, jax.random.key(seed), task.inputs))
         return runs.search_space(task, net, variables, settings, runs.Lab(tmp_path))
 
     assert found().searches == found().searches
@@ -110,5 +110,6 @@ def test_the_history_of_a_search_is_of_its_weights_and_data(tmp_path):
         (lambda: found(seed=1), ValueError, "weights", "history.jsonl"),
         (lambda: found(task=make_task(seed=2)), ValueError, "data", "history.jsonl"),
         (lambda: found(settings=dataclasses.replace(settings, limit=1)), ValueError, "limit"),
+        (lambda: found(scale=np.nan), ValueError, "NaN", "params/in/kernel"),
     )
     assert (tmp_path / "search" / "history.jsonl").read_bytes() == before

@@ -242,7 +242,11 @@ def test_an_interrupted_training_is_searched_only_where_that_is_asked_for(tmp_pa
     def run(settings):
         return runs.search_and_finish(TASK, NET, found.variables, settings, runs.Lab(tmp_path, mesh=MESH))
 
-    check((lambda: run(settings), ValueError, "search.incomplete"))
+    own = dict(recipe=UNIFORM, training=TRAINING, workdir=tmp_path)
+    check(
+        (lambda: run(settings), ValueError, "search.incomplete"),
+        (lambda: runs.select(TASK, NET, found.state, runs.Search(), **own), ValueError, "search.incomplete"),
+    )
     result = run(dataclasses.replace(settings, incomplete=True))
     assert "step 5 of 7" in result.interrupted and result == report.result.read(tmp_path)
     assert result.interrupted in (tmp_path / "report.html").read_text()
@@ -339,6 +343,7 @@ def test_a_loss_that_leaves_its_course_has_diverged_though_it_is_finite(tmp_path
     )
     with pytest.raises(DivergedError, match="diverged at step") as error:
         fit(TASK, NET, exploding, mesh=MESH, workdir=tmp_path)
+    assert max(column(tmp_path, None)) < 16  # it ended before its last step
     first = files.read_json(tmp_path / "diverged.json")["step"]
     assert f"heckpoint {saved(tmp_path)[-1]} " in str(error.value) and 1 <= saved(tmp_path)[-1] < first - 1
     mended = dataclasses.replace(exploding, learning_rate=1e-3, clip=1.0)
