@@ -41,7 +41,7 @@ def train() -> None:
     with training.open_workdir(path) as workdir:
         session = binary.bring_to_life(config)
         task, settings = session.task, config.training
-        common: dict[str, Any] = dict(seed=config.seed, mesh=session.mesh, config=session.deciding)
+        common: dict[str, Any] = dict(seed=config.seed, mesh=session.mesh)
         print(
             f"{_number(session.net.space.cardinality)} architectures, {task.sizes['train']:,} "
             f"{task.examples} to train on, {session.mesh.size} device(s)",
@@ -61,12 +61,15 @@ def train() -> None:
             trained = training.fit(
                 *(task, session.net, settings),
                 recipe=config.recipe,
-                variables=start,
-                cost=session.costs(workdir),
                 workdir=workdir,
-                **common,
-                progress=lambda done, _: page.update(
-                    f"The supernet is in training: step {done:,} of {steps:,}.", done, steps
+                seed=config.seed,
+                options=training.Options(
+                    variables=start,
+                    cost=session.costs(workdir),
+                    mesh=session.mesh,
+                    progress=lambda done, _: page.update(
+                        f"The supernet is in training: step {done:,} of {steps:,}.", done, steps
+                    ),
                 ),
             )
         except training.Stopped:

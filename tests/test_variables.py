@@ -28,8 +28,17 @@ def test_variables_of_another_network_are_refused_by_the_arrays_that_differ():
         (lambda: evaluate(wide["params"], arch), ValueError, "'params'", "in_0"),
         (lambda: jaxnas.extract(net, wide, arch, inputs=task.inputs), ValueError, *misshapen),
         (lambda: runs.search_space(task, net, wide), ValueError, *misshapen),
-        (lambda: training.fit(task, net, 1, variables=wide), ValueError, *misshapen),
-        (lambda: training.fit(task, net, 1, variables=long), ValueError, "unexpected", "params/in_2/kernel"),
+        (
+            lambda: training.fit(task, net, 1, options=training.Options(variables=wide)),
+            ValueError,
+            *misshapen,
+        ),
+        (
+            lambda: training.fit(task, net, 1, options=training.Options(variables=long)),
+            ValueError,
+            "unexpected",
+            "params/in_2/kernel",
+        ),
     )
 
 

@@ -22,7 +22,7 @@ from jaxnas.runs.methods import (
     Trials,
 )
 from jaxnas.runs.publishing import publish
-from jaxnas.runs.ranking import rank
+from jaxnas.runs.ranking import Alone, rank
 from jaxnas.runs.searching import Found, search_space
 from jaxnas.runs.selecting import select
 from jaxnas.runs.space_evolution import SpaceEvolution, Spaces, evolve, measure_last, read_spaces
@@ -31,6 +31,7 @@ from jaxnas.runs.timing import costs_with_latency
 __all__ = [
     "BY_BUDGET",
     "METHODS",
+    "Alone",
     "Argmax",
     "ByStrategy",
     "Found",

@@ -25,7 +25,7 @@ from jaxnas.runs import again
 from jaxnas.runs.describe import describe_run
 from jaxnas.runs.methods import Search
 from jaxnas.runs.publishing import publish, save
-from jaxnas.runs.ranking import rank
+from jaxnas.runs.ranking import Alone, rank
 from jaxnas.runs.searching import Found, search_space
 from jaxnas.runs.timing import costs_with_latency, time_found
 from jaxnas.space import Arch
@@ -36,9 +36,9 @@ from jaxnas.training.distillation import Distillation, Teacher
 from jaxnas.training.evaluate import Evaluator, calibrated, make_evaluator
 from jaxnas.training.fit import fit
 from jaxnas.training.plain import to_dict
-from jaxnas.training.prepare import prepare
 from jaxnas.training.recipes import Fixed
 from jaxnas.training.settings import Training
+from jaxnas.training.setup import Options, prepare
 from jaxnas.training.store import interrupted
 
 Measured = dict[str, tuple[dict[str, float], dict[str, float]]]
@@ -209,19 +209,12 @@ def enter_ranking(
       training: of an architecture alone.
       settings: of the search.
       workdir: of the run.
-      seed, mesh, alone: see `rank`.
+      seed, mesh, alone: see `Alone`.
     """
     if not settings.ranked:
         return result
-    steps = settings.ranked_steps
-    ranking = rank(
-        *(task, net, variables, training, settings.ranked),
-        steps=steps,
-        seed=seed,
-        mesh=mesh,
-        alone=alone,
-        workdir=workdir,
-    )
+    trainings = Alone(training.shortened(settings.ranked_steps), seed, mesh, alone, workdir)
+    ranking = rank(task, net, variables, trainings, settings.ranked)
     result = dataclasses.replace(result, ranking=ranking)
     if processes.is_first():
         results.write(workdir, result)
@@ -257,7 +250,8 @@ def retrain(
       workdir: of this retraining; it goes on from there.
       name: what the network is called in the result.
       variables: of the supernet, to start from its part of them; None for new ones.
-      costs, seed, config, mesh: see `fit` and `finish`.
+      costs, config, mesh: see `finish`.
+      seed: of the training.
       distill: how it learns from a teacher, by default the largest architecture with `variables`; None to
         learn from the labels.
 
@@ -289,12 +283,9 @@ def retrain(
         small,
         training,
         recipe=Fixed(distill=distill),
-        variables=start,
-        seed=seed,
         workdir=root,
-        config=config,
-        mesh=mesh,
-        name="retraining",
+        seed=seed,
+        options=Options(variables=start, mesh=mesh, stream="retraining"),
     )
     roles = tuple(role for role in ("validation", "test") if role in whole.sizes)
     evaluators = {role: make_evaluator(whole, small, role, mesh=mesh) for role in roles}
@@ -326,7 +317,7 @@ def timed_calls(
     task: Task, net: nn.Module, training: Training, mesh: Mesh
 ) -> tuple[dict[str, Callable[[], Any]], int]:
     """What is timed of a network alone: "train", a whole step, and "infer"; and the rows of their batch."""
-    state, step, batch = prepare(task, net, training, Fixed(), mesh)
+    state, step, batch = prepare(task, net, training, Fixed(), options=Options(mesh=mesh))
     given, kept = batch(0), [state]
 
     def train() -> Any:

@@ -22,21 +22,20 @@ from jaxnas.cost import Cost
 from jaxnas.executors import Calls
 from jaxnas.network import check_variables
 from jaxnas.report.result import ReplacementsOf, SearchOf, SelectionOf
-from jaxnas.runs.alone import trained_alone
 from jaxnas.runs.live_page import LivePage
 from jaxnas.runs.methods import BY_BUDGET, ByStrategy, Replacements, Search
+from jaxnas.runs.ranking import Alone, trained_alone
 from jaxnas.runs.replacing import replacing
 from jaxnas.runs.timing import costs_with_latency
 from jaxnas.space import Arch
 from jaxnas.tasks import Task
 from jaxnas.tasks.task import check_task
 from jaxnas.tensors import check_finite, flatten
-from jaxnas.training.clock import Clock, times_line
 from jaxnas.training.deciding import scoring
 from jaxnas.training.evaluate import make_evaluator
 from jaxnas.training.keys import stream
 from jaxnas.training.mesh import make_mesh, on_mesh
-from jaxnas.training.progress import Progress
+from jaxnas.training.progress import Clock, Progress, times_line
 from jaxnas.training.settings import Training
 from jaxnas.training.store import interrupted
 
@@ -88,7 +87,7 @@ def search_space(
       workdir: the search goes on from its history in search/history.jsonl, and where its time went is in
         search/times.json; None to keep none.
       mesh: of the devices; None for all.
-      alone: the training of finalists on workers, see `scores_alone`; None for here.
+      alone: the training of finalists on workers, see `Alone.calls`; None for here.
 
     Returns:
       What was found, and where the time went, which is logged at the level INFO, too.
@@ -181,13 +180,8 @@ def search_space(
         elif isinstance(method, ByStrategy) and finalists and training is not None:
             shortened, first = training.shortened(method.finalist_steps), result.arch
             with clock.part("step"):
-                archs[label] = best_alone(
-                    *(task, net, shortened, result, finalists),
-                    seed=seed,
-                    mesh=mesh,
-                    alone=alone,
-                    workdir=workdir,
-                )
+                trainings = Alone(shortened, seed, mesh, alone, workdir)
+                archs[label] = best_alone(task, net, result, finalists, trainings)
             if label == "found":
                 archs["best inherited"] = first
         fresh = fresh + len(result.history) - result.resumed
@@ -197,25 +191,14 @@ def search_space(
     return Found(archs.pop("found"), archs, tuple(records), replacements=told, times=times)
 
 
-def best_alone(
-    task: Task,
-    net: nn.Module,
-    training: Training,
-    result: search.Result,
-    count: int,
-    *,
-    seed: int = 0,
-    mesh: Mesh | None = None,
-    alone: Calls | None = None,
-    workdir: str | os.PathLike | None = None,
-) -> Arch:
+def best_alone(task: Task, net: nn.Module, result: search.Result, count: int, alone: Alone) -> Arch:
     """Of the `count` best architectures of a search, the best one on the search role after training alone."""
     finite = [line for line in result.history if line["score"] is not None]  # None: it failed
     best = sorted(finite, key=lambda line: -line["score"])
     distinct = {json.dumps(line["architecture"], sort_keys=True): line["architecture"] for line in best}
     chosen = [net.space.from_dict(values) for values in list(distinct.values())[:count]]
     archs = jax.tree.map(lambda *x: jnp.stack(x), *chosen)
-    scores = trained_alone(task, net, training, archs, seed=seed, mesh=mesh, calls=alone, workdir=workdir)
+    scores = trained_alone(task, net, archs, alone)
     return chosen[int(np.argmax(np.nan_to_num(scores, nan=-np.inf)))]
 
 

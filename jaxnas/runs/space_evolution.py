@@ -32,6 +32,7 @@ from jaxnas.training.keys import stream
 from jaxnas.training.plain import to_dict
 from jaxnas.training.recipe import Recipe
 from jaxnas.training.settings import Training
+from jaxnas.training.setup import Options
 
 NAME = "spaces.json"
 _DRAWS = 50  # how often a whole sample is drawn, before a bound is taken for one that leaves too few
@@ -122,7 +123,6 @@ def evolve(
     *,
     seed: int = 0,
     mesh: Mesh | None = None,
-    config: Mapping[str, Any] | None = None,
     say: Callable[[str], None] = print,
 ) -> tuple[nn.Module, Any]:
     """Trains supernets whose space moves to where architectures err less, up to the last space.
@@ -133,7 +133,6 @@ def evolve(
       workdir: of all files; what was done there before is not done again.
       seed: of the trainings and the samples.
       mesh: of the devices; None for all.
-      config: compared with that of checkpoints; see `fit`.
       say: is told what was done.
 
     Returns:
@@ -164,13 +163,13 @@ def evolve(
             net,
             short,
             recipe=recipe,
-            variables=variables,
-            seed=seed,
             workdir=root / f"space_{name}",
-            config={**(training.recorded(seed) if config is None else config), "turn": turn}
-            | {"training": short.deciding()},
-            may_differ=MENDS if turn < done else (),  # of a later space that diverged
-            mesh=mesh,
+            seed=seed,
+            options=Options(
+                variables=variables,
+                mesh=mesh,
+                may_differ=MENDS if turn < done else (),  # of a later space that diverged
+            ),
         )
         if turn == done:
             archs, errors = _sample(task, net, trained.variables, settings, seed, turn, mesh)

@@ -6,7 +6,6 @@ A divergence is a function of the teacher's and the student's logits [..., class
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -83,17 +82,6 @@ class Teacher:
     variables: Any
 
 
-@functools.lru_cache(maxsize=4)
-def _load(path: str) -> Teacher:
-    with jax.ensure_compile_time_eval():  # also where a state is made by shape
-        return Teacher(*load_subnet(path))
-
-
-def load_teacher(teacher: Teacher | str) -> Teacher:
-    """The network that a folder holds, or the one that is given."""
-    return _load(teacher) if isinstance(teacher, str) else teacher
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Distillation:
     """How networks learn from a teacher.
@@ -103,8 +91,8 @@ class Distillation:
       temperature: by which both logits are divided; the divergence is multiplied by its square, so that
         gradients keep their size (Hinton et al., arXiv 1503.02531, section 2).
       label_weight: of the loss on the labels, which is added.
-      teacher: a trained network, or the folder that `save_subnet` wrote one to, which must stay where it is;
-        `Teacher(*load_subnet(folder, module=...))` where its class is one's own. None where the largest
+      teacher: a trained network, or the folder that `save_subnet` wrote one to, which is read when a training
+        begins; `Teacher(*load_subnet(folder, module=...))` for a user-defined class. None where the largest
         network of each step is the teacher of the others.
     """
 
@@ -121,6 +109,12 @@ class Distillation:
             )
         check_numbers(self, "temperature", above=0)
         check_numbers(self, "label_weight", least=0)
+
+    def loaded(self) -> Distillation:
+        """The distillation with its teacher read from the folder, if it names one."""
+        if not isinstance(self.teacher, str):
+            return self
+        return dataclasses.replace(self, teacher=Teacher(*load_subnet(self.teacher)))
 
     def loss(self, predictions: Predictions, teacher: jax.Array) -> jax.Array:
         """The loss of a student, float32 [].

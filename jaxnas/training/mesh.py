@@ -22,7 +22,7 @@ from jaxnas.network import annotated
 from jaxnas.processes import on_host
 from jaxnas.tasks import Task
 from jaxnas.tensors import flatten
-from jaxnas.training.state import TrainState
+from jaxnas.training.recipe import TrainState
 
 # Logical names of axes that are divided over "model", the first one first.
 RULES = ("vocabulary", "mlp", "heads", "embed")
@@ -61,6 +61,12 @@ def rows_of(mesh: Mesh, axis: int = 0) -> NamedSharding:
 def everywhere(mesh: Mesh) -> NamedSharding:
     """Arrays that each device has whole."""
     return NamedSharding(mesh, P())
+
+
+def processes_of(mesh: Mesh) -> tuple[int, int]:
+    """The place of this process among those that hold devices of the mesh, and their number."""
+    processes = sorted({device.process_index for device in mesh.devices.flat})
+    return processes.index(jax.process_index()), len(processes)
 
 
 def program_of(mesh: Mesh) -> contextlib.AbstractContextManager:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -18,11 +18,9 @@ import numpy as np
 from jaxnas.checks import check_counts, check_numbers
 from jaxnas.cost import Cost
 from jaxnas.space import Arch, Space
-from jaxnas.training.distillation import Distillation, load_teacher
-from jaxnas.training.recipe import Gradients, Problem, Recipe, Watches
-from jaxnas.training.region import Region, region_of
+from jaxnas.training.distillation import Distillation, Teacher
+from jaxnas.training.recipe import Gradients, Problem, Recipe, Region, TrainState, Watches, region_of
 from jaxnas.training.samplers import Random, Sampler, draw
-from jaxnas.training.state import TrainState
 from jaxnas.training.together import Given, train_alone, train_together
 
 
@@ -39,8 +37,21 @@ class _Sampling(Recipe):
     distill: Distillation | None = None
     spread: bool = False
 
+    @property
+    def teacher(self) -> Teacher | None:
+        """The trained network that the networks of a step learn from."""
+        found = None if self.distill is None else self.distill.teacher
+        assert not isinstance(found, str)  # `loaded` has read it
+        return found
+
+    def loaded(self) -> Self:
+        """The recipe with its teacher read from a folder."""
+        if self.distill is None:
+            return self
+        return dataclasses.replace(self, distill=self.distill.loaded())
+
     def check(self, space: Space, cost: Cost | None) -> None:
-        """Refuses a distillation without a teacher."""
+        """Raises ValueError for a distillation without a teacher."""
         if self.distill is not None and self.distill.teacher is None:
             raise ValueError(
                 f"{type(self).__name__}: the distillation has no teacher, and without the largest network in "
@@ -49,18 +60,15 @@ class _Sampling(Recipe):
             )
 
     def init(self, space: Space) -> tuple[Any, Any]:
-        """Nothing but the parameters is trained; a trained teacher's are kept beside them."""
-        if self.distill is None or self.distill.teacher is None:
-            return (), ()
-        return (), {"teacher": load_teacher(self.distill.teacher).variables}
+        """Keeps the variables of a trained teacher."""
+        return (), () if self.teacher is None else {"teacher": self.teacher.variables}
 
     def given(self, problem: Problem, state: TrainState, batches: Mapping[str, Any], key: jax.Array) -> Given:
         """What the networks of a step are trained on, with what a trained teacher says of it."""
         batch, carry, taught = batches["train"], state.carry["train"], None
-        if self.distill is not None and self.distill.teacher is not None:
+        if self.teacher is not None:
             assert problem.teach is not None
-            net = load_teacher(self.distill.teacher).net
-            taught = problem.teach(net, state.recipe["teacher"], batch, carry, key)
+            taught = problem.teach(self.teacher.net, state.recipe["teacher"], batch, carry, key)
         return Given(state.params, batch, carry, key, taught)
 
     def train(
@@ -325,6 +333,10 @@ class Progressive(Recipe):
                         f"{name!r}, which the phase before had; a phase holds all that was trained before it."
                     )
                 before[name] = set(choice.options)
+
+    def loaded(self) -> Self:
+        """The schedule with what its inner recipe names read."""
+        return dataclasses.replace(self, recipe=self.recipe.loaded())
 
     def init(self, space: Space) -> tuple[Any, Any]:
         """The first state of the inner recipe."""

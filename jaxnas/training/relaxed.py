@@ -16,14 +16,13 @@ from jaxnas.cost import Cost
 from jaxnas.space import Arch, Space
 from jaxnas.training import relaxations
 from jaxnas.training.optimizer import standard
-from jaxnas.training.recipe import Gradients, Problem, check_cost
-from jaxnas.training.state import TrainState
+from jaxnas.training.recipe import Gradients, Problem, Recipe, TrainState, Watches, check_cost
 
 Order = Literal["joint", "first", "second"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Relaxed:
+class Relaxed(Recipe):
     """Differentiable search: parameters and architecture parameters trained together, by gradients.
 
     The architecture parameters are logits of the shape of the space; a relaxation turns them into a soft
@@ -63,8 +62,6 @@ class Relaxed:
     reference: Mapping[str, Any] | None = None
     confidence: float | None = None
 
-    watches = "probabilities"
-
     def __post_init__(self) -> None:
         for name, known in (
             ("order", get_args(Order)),
@@ -93,6 +90,11 @@ class Relaxed:
             )
 
     @property
+    def watches(self) -> Watches:
+        """The probabilities of the options."""
+        return "probabilities"
+
+    @property
     def needs_cost(self) -> bool:
         """A cost that is penalized, or only shown, is asked for."""
         return self.cost is not None
@@ -114,10 +116,6 @@ class Relaxed:
         logits = space.logits()
         own = {"opt_state": self._optimizer().init(logits), "search_loss": jnp.float32(jnp.nan)}
         return logits, own
-
-    def begin(self, problem: Problem, state: TrainState) -> TrainState:
-        """Weights stay where they are."""
-        return state
 
     def numbers(self, step: int) -> Mapping[str, int]:
         """The search batches go on at each update of the logits and stand still in between."""

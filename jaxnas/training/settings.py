@@ -104,10 +104,6 @@ class Training:
         """The devices that are asked for; see `make_mesh`."""
         return make_mesh(self.devices, self.model_devices)
 
-    def recorded(self, seed: int) -> dict[str, Any]:
-        """What a checkpoint says of a training that has no config."""
-        return {"seed": seed, "training": self.deciding()}
-
     def every(self, what: str) -> int:
         """Steps from one record ("log"), evaluation ("evaluate") or checkpoint ("checkpoint") to the next."""
         asked = getattr(self, f"{what}_every")

@@ -13,7 +13,7 @@ from small_tasks import net_of, task_of
 import jaxnas
 from experiments.drill.contents import NOT_COMPARED, content
 from jaxnas import data, files, report, runs, search, tabular
-from jaxnas.training import Checkpointer, Training, fit, make_mesh, open_workdir
+from jaxnas.training import Checkpointer, Options, Training, fit, make_mesh, open_workdir
 
 TRAINING = Training(
     steps=4, batch_size=8, learning_rate=1e-2, warmup_steps=1, log_every=1, checkpoint_every=1
@@ -30,7 +30,14 @@ def run(workdir):
     task, net, common = task_of("text"), net_of("text"), dict(mesh=make_mesh(1))
     with open_workdir(workdir) as root:
         with pytest.raises(KeyboardInterrupt):
-            fit(task, net, TRAINING, workdir=root, progress=functools.partial(stop_at, 3), **common)
+            fit(
+                task,
+                net,
+                TRAINING,
+                workdir=root,
+                **common,
+                options=Options(progress=functools.partial(stop_at, 3)),
+            )
         for _ in range(2):  # The second time there is nothing left to do.
             trained = fit(task, net, TRAINING, workdir=root, **common)
             assert trained.complete and int(trained.state.step) == 4

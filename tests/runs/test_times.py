@@ -10,8 +10,8 @@ import tiers
 from small_tasks import perceptron, task_of
 
 from jaxnas import files, report, runs, search
-from jaxnas.training import Relaxed, Training, make_mesh
-from jaxnas.training.prepare import prepare
+from jaxnas.training import Options, Relaxed, Training, make_mesh
+from jaxnas.training.setup import prepare
 
 TASK, NET = task_of("images"), perceptron()
 RECIPE = Relaxed(order="first", start=1, every=1)
@@ -30,7 +30,7 @@ QUICK = ("strategy", "argmax")
 
 @pytest.fixture(scope="module")
 def state():
-    return prepare(TASK, NET, TRAINING, RECIPE, make_mesh(1))[0]
+    return prepare(TASK, NET, TRAINING, RECIPE, options=Options(mesh=make_mesh(1)))[0]
 
 
 @pytest.mark.parametrize("method", tiers.cases(METHODS, QUICK))

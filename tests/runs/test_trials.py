@@ -15,9 +15,9 @@ from jaxnas.runs.searching import history_of
 from jaxnas.runs.selecting import race as raced
 from jaxnas.search import Candidates
 from jaxnas.space import Choice, Space
-from jaxnas.training.clock import Clock
+from jaxnas.training.alone import on_workers
 from jaxnas.training.keys import stream
-from jaxnas.training.trials import on_workers
+from jaxnas.training.progress import Clock
 
 SPACE = Space(op=Choice(*range(9)))
 METHOD = Trials(steps=(1, 2, 3), eta=2)

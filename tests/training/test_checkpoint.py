@@ -50,7 +50,7 @@ def make_state(seed):
         "rows": np.zeros((0, 4)),
         "epoch": seed,
         "best": seed / 7,
-        "count": np.int64(seed),
+        "count": np.asarray(seed),
     }
 
 

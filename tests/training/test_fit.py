@@ -20,11 +20,20 @@ from small_tasks import disturbed, net_of, perceptron, task_of
 
 import jaxnas
 from jaxnas import files, report, runs, search, tasks, training
-from jaxnas.training import ConfigMismatch, DivergedError, Fixed, Relaxed, Stopped, Training, Uniform, fit
-from jaxnas.training.ahead import Ahead
-from jaxnas.training.fit import PARTS, restore
+from jaxnas.training import (
+    ConfigMismatch,
+    DivergedError,
+    Fixed,
+    Options,
+    Relaxed,
+    Stopped,
+    Training,
+    Uniform,
+    fit,
+)
+from jaxnas.training.fit import PARTS, Ahead, restore
 from jaxnas.training.keys import stream
-from jaxnas.training.prepare import prepare
+from jaxnas.training.setup import prepare
 
 TASK, NET, MESH = task_of("images"), perceptron(1), training.make_mesh(1)
 TRAINING = Training(
@@ -265,7 +274,7 @@ def poisoned(step):
 
 
 def finite(workdir):
-    state, _, _ = prepare(TASK, NET, TRAINING, UNIFORM, MESH)
+    state, _, _ = prepare(TASK, NET, TRAINING, UNIFORM, options=Options(mesh=MESH))
     with training.Checkpointer(workdir / "checkpoints") as checkpoints:
         step, state, _ = checkpoints.restore(state)
     assert all(np.isfinite(x).all() for x in jax.tree.leaves((state.variables, state.opt_state)))
@@ -316,7 +325,7 @@ def test_steps_that_are_not_finite_are_skipped_and_counted_where_that_is_asked_f
     trained = train(poisoned(5), tmp_path, skipping)
     assert trained.complete and all(np.isfinite(x).all() for x in jax.tree.leaves(trained.variables))
     assert column(tmp_path, "train", "skipped") == [0, 0, 0, 0, 0, 1, 1]
-    state, step, batch = prepare(poisoned(0), NET, skipping, UNIFORM, MESH)
+    state, step, batch = prepare(poisoned(0), NET, skipping, UNIFORM, options=Options(mesh=MESH))
     before = jax.device_get(state.params)
     state, metrics = step(state, batch(0))
     assert difference(state.params, before) == 0 and metrics["finite"] == 1
@@ -339,11 +348,11 @@ def test_a_loss_that_leaves_its_course_has_diverged_though_it_is_finite(tmp_path
         steps=16, batch_size=8, learning_rate=1e2, warmup_steps=15, log_every=8, checkpoint_every=1
     )
     with pytest.raises(DivergedError, match="diverged at step") as error:
-        fit(TASK, NET, exploding, mesh=MESH, workdir=tmp_path)
+        fit(TASK, NET, exploding, workdir=tmp_path, options=Options(mesh=MESH))
     first = files.read_json(tmp_path / "diverged.json")["step"]
     assert f"heckpoint {saved(tmp_path)[-1]} " in str(error.value) and 1 <= saved(tmp_path)[-1] < first - 1
     mended = dataclasses.replace(exploding, learning_rate=1e-3, clip=1.0)
-    assert fit(TASK, NET, mended, mesh=MESH, workdir=tmp_path).complete
+    assert fit(TASK, NET, mended, workdir=tmp_path, options=Options(mesh=MESH)).complete
     assert max(column(tmp_path, "train", "loss")) < 10
 
 
@@ -353,9 +362,9 @@ def test_the_first_and_the_last_step_may_diverge_and_a_huge_learning_rate_is_nam
     assert saved(tmp_path) == []
     huge = Training(steps=6, batch_size=8, learning_rate=3e38, warmup_steps=0, weight_decay=0.0)
     with pytest.raises(DivergedError, match="learning_rate"):
-        fit(TASK, NET, huge, mesh=MESH)
+        fit(TASK, NET, huge, options=Options(mesh=MESH))
     with pytest.raises(DivergedError, match="step 2 is not finite"):
-        fit(poisoned(1), NET, Training(steps=2, batch_size=8, warmup_steps=0), mesh=MESH)
+        fit(poisoned(1), NET, Training(steps=2, batch_size=8, warmup_steps=0), options=Options(mesh=MESH))
 
 
 # ---- Averages, defaults, evaluations.
@@ -363,13 +372,13 @@ def test_the_first_and_the_last_step_may_diverge_and_a_huge_learning_rate_is_nam
 
 def test_the_average_follows_the_weights_and_is_what_is_evaluated():
     averaged = Training(steps=5, batch_size=8, warmup_steps=1, learning_rate=1e-2, average=0.75)
-    state, step, batch = prepare(TASK, NET, averaged, UNIFORM, MESH)
+    state, step, batch = prepare(TASK, NET, averaged, UNIFORM, options=Options(mesh=MESH))
     expected = jax.device_get(state.params)
     for number in range(5):
         state, _ = step(state, batch(number))
         expected = jax.tree.map(lambda a, p: 0.75 * a + 0.25 * np.asarray(p), expected, state.params)
     assert difference(state.params, expected) > 1e-4
-    fitted = fit(TASK, NET, averaged, mesh=MESH).variables["params"]
+    fitted = fit(TASK, NET, averaged, options=Options(mesh=MESH)).variables["params"]
     for found in (state.average, state.evaluated()["params"], fitted):
         assert difference(found, expected) < 1e-6
 
@@ -378,14 +387,14 @@ def test_a_task_a_network_and_a_number_of_steps_are_enough():
     trained = fit(TASK, NET, 3)
     assert trained.complete and int(trained.state.step) == 3
     small = NET.clone(space=NET.space.fix(NET.space.smallest()))
-    alone = fit(TASK, small, 2, mesh=MESH)
+    alone = fit(TASK, small, 2, options=Options(mesh=MESH))
     assert alone.complete and alone.state.recipe == ()
 
 
 def test_what_the_caller_gave_can_be_read_afterwards():
     given = jaxnas.init(NET, jax.random.key(3), TASK.inputs), NET.space.largest()
     before = jax.device_get(given)
-    fit(TASK, NET, 2, recipe=Fixed(given[1]), variables=given[0], mesh=MESH)
+    fit(TASK, NET, 2, recipe=Fixed(given[1]), options=Options(variables=given[0], mesh=MESH))
     jax.tree.map(np.testing.assert_array_equal, given, before)
 
 
@@ -409,7 +418,9 @@ def test_an_evaluation_has_the_standard_error_of_the_mean_of_its_batches():
 @pytest.mark.eight_devices
 def test_default_batches_are_as_many_rows_as_the_data_have_and_the_devices_can_share():
     for devices, rows in ((1, 16), (3, 15)):
-        _, _, batch = prepare(TASK, NET, Training(steps=2), Relaxed(), training.make_mesh(devices))
+        _, _, batch = prepare(
+            TASK, NET, Training(steps=2), Relaxed(), options=Options(mesh=training.make_mesh(devices))
+        )
         assert batch(0)["train"]["label"].shape == (rows,)  # no more than there are to search on
     assert [task_of("language").rows(role) for role in ("train", "search", "test")] == [49, 11, 8]
 

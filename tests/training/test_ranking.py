@@ -8,17 +8,17 @@ import jax
 import numpy as np
 import pytest
 import scipy.stats
+from jaxnas.runs.alone import trained_alone
+from jaxnas.training.ranking import scores_alone
 from refusals import check
 from small_nets import random_params, take
 from small_tasks import perceptron, random_images, task_of
 
 import jaxnas
 from jaxnas import data, executors, runs, search, tasks
-from jaxnas.runs.alone import trained_alone
 from jaxnas.runs.ranking import _interval, kendall_tau
 from jaxnas.training import Training, make_evaluator, train_seeds
 from jaxnas.training.keys import stream
-from jaxnas.training.ranking import scores_alone
 
 TASK, NET = task_of("images"), perceptron(2, (1, 2, 4))
 VARIABLES = {"params": random_params(NET, TASK.inputs.shape)}

@@ -14,11 +14,20 @@ from small_tasks import net_of, perceptron, task_of
 
 import jaxnas
 from jaxnas import Choice, Space, tasks, training
-from jaxnas.training import Attentive, Distillation, Fair, Fixed, Progressive, Sandwich, Stratified, Uniform
-from jaxnas.training.prepare import prepare
-from jaxnas.training.recipe import Problem
+from jaxnas.training import (
+    Attentive,
+    Distillation,
+    Fair,
+    Fixed,
+    Options,
+    Progressive,
+    Sandwich,
+    Stratified,
+    Uniform,
+)
+from jaxnas.training.recipe import Problem, region_of
 from jaxnas.training.recipes import fair
-from jaxnas.training.region import region_of
+from jaxnas.training.setup import prepare
 from jaxnas.training.step import active_masks
 from jaxnas.training.together import join
 
@@ -45,7 +54,9 @@ def stepped(recipe, *, task=PLAIN, net=NET, steps=1, weights=True):
     """The states before and after some steps of plain gradient descent, the last metrics, the last batch."""
     variables = {"params": random_params(NET, TASK.inputs.shape)} if weights else None
     options = dict(optimizer=SGD, variables=variables)
-    state, step, batch = prepare(task, net, TRAINING, recipe, training.make_mesh(1), **options)
+    state, step, batch = prepare(
+        task, net, TRAINING, recipe, **options, options=Options(mesh=training.make_mesh(1))
+    )
     before, metrics = jax.device_get(state), {}
     for number in range(steps):
         state, metrics = step(state, batch(number))
@@ -280,7 +291,9 @@ def test_attentive_sampling_trains_what_has_the_least_or_greatest_loss():
 def test_a_schedule_of_spaces_grows_without_another_program():
     first, second = (SPACE.restrict(hidden=options) for options in (4, (2, 4)))
     recipe = Progressive(phases=((0, first), (3, second), (6, SPACE)), recipe=Sandwich(random=2))
-    state, step, batch = prepare(TASK, NET, TRAINING, recipe, training.make_mesh(1), optimizer=SGD)
+    state, step, batch = prepare(
+        TASK, NET, TRAINING, recipe, options=Options(mesh=training.make_mesh(1), optimizer=SGD)
+    )
     seen = []
     for number in range(9):
         state, metrics = step(state, batch(number))
@@ -297,7 +310,9 @@ def test_a_new_phase_begins_with_sorted_channels_and_moments():
     momentum = optax.sgd(1e-3, momentum=0.9), SGD[1]
     for sort in (True, False):
         recipe = Progressive(phases=phases, sort=sort)
-        state, step, batch = prepare(TASK, net, TRAINING, recipe, training.make_mesh(1), optimizer=momentum)
+        state, step, batch = prepare(
+            TASK, net, TRAINING, recipe, options=Options(mesh=training.make_mesh(1), optimizer=momentum)
+        )
         sorted_at = []
         for number in range(3):
             state, _ = step(state, batch(number))
