@@ -17,7 +17,6 @@ from jaxnas.search import Candidates
 from jaxnas.space import Choice, Space
 from jaxnas.training.alone import on_workers
 from jaxnas.training.keys import stream
-from jaxnas.training.progress import Clock
 
 SPACE = Space(op=Choice(*range(9)))
 METHOD = Trials(steps=(1, 2, 3), eta=2)
@@ -43,7 +42,7 @@ def race(workdir, folder, executor=None):
     kept = {"history_path": history_of(workdir), "objective": "raced"}
     trials = functools.partial(in_turn, folder)
     if calls is not None:
-        trials = on_workers(calls, SPACE, Clock(("step",)))
+        trials = on_workers(calls, SPACE)
     arch, told = raced(SPACE, METHOD, DRAWN, trials, stream(0, "trials"), kept, calls)
     begun = len(list(folder.glob("*-*"))) - before
     return int(arch["op"]), told, history_of(workdir).read_bytes(), begun

@@ -49,21 +49,12 @@ TRAINING = Training(
 UNIFORM, RELAXED = Uniform(), Relaxed(start=2, every=2)
 
 
-def config_of(training):
-    settings = {"learning_rate": training.learning_rate, "clip": training.clip, "steps": training.steps}
-    return {"seed": 0, "training": settings}
-
-
-CONFIG = config_of(TRAINING)
-
-
 def train(task, workdir, training=TRAINING, **settings):
-    settings = {"config": config_of(training), "mesh": MESH, **settings}
-    return fit(task, NET, training, workdir=workdir, **settings)
+    return fit(task, NET, training, workdir=workdir, options=Options(mesh=MESH), **settings)
 
 
 def found_in(workdir, training=TRAINING, recipe=UNIFORM, **options):
-    return restore(TASK, NET, training, recipe, workdir, config_of(training), MESH, **options)
+    return restore(TASK, NET, training, recipe, workdir, **options)
 
 
 def lines(workdir, split=None):
@@ -132,7 +123,7 @@ def test_an_interrupted_training_ends_as_one_that_was_not(recipe, how, tmp_path,
         assert isinstance(stop.value, KeyboardInterrupt) or stop.value.code == 143
         assert not (tmp_path / "times.json").exists()
     with pytest.raises(ConfigMismatch, match="seed: 0 .* / 1 "):
-        train(TASK, tmp_path, recipe=recipe, config={**CONFIG, "seed": 1})
+        train(TASK, tmp_path, recipe=recipe, seed=1)
     again = train(TASK, tmp_path, recipe=recipe)
     assert again.complete and int(again.state.step) == 7
     assert bits(again.state) == bits(whole.state)
@@ -232,13 +223,15 @@ def test_batches_are_made_ahead_and_their_errors_are_those_of_their_step():
     assert made == [0, 1, 2, 3, 4, 5]
 
 
-def test_other_settings_are_refused_without_a_config_too(tmp_path):
-    """But for those that change no weights, such as the steps between two records."""
-    train(TASK, tmp_path, config=None)
+def test_other_settings_are_refused_but_for_those_that_change_no_weights(tmp_path):
+    train(TASK, tmp_path)
     with pytest.raises(ConfigMismatch, match="steps: 7"):
-        train(TASK, tmp_path, dataclasses.replace(TRAINING, steps=9), config=None)
+        train(TASK, tmp_path, dataclasses.replace(TRAINING, steps=9))
     other = dataclasses.replace(TRAINING, log_every=3, checkpoint_every=1, devices=2, steps_per_call=4)
-    assert train(TASK, tmp_path, other, config=None).complete
+    assert train(TASK, tmp_path, other).complete
+    assert found_in(tmp_path, seed=0).complete
+    with pytest.raises(ConfigMismatch, match="seed"):
+        found_in(tmp_path, seed=1)
 
 
 def test_an_interrupted_training_is_searched_only_where_that_is_asked_for(tmp_path):
@@ -294,7 +287,7 @@ def test_a_diverged_training_goes_on_from_its_last_good_checkpoint(changes, tmp_
         train(poisoned(5), tmp_path, dataclasses.replace(TRAINING, clip=9.0))
     mended = dataclasses.replace(TRAINING, **changes)
     with pytest.raises(ConfigMismatch, match="seed"):  # only what mends it may be another
-        train(TASK, tmp_path, mended, config={**config_of(mended), "seed": 1})
+        train(TASK, tmp_path, mended, seed=1)
     trained = train(TASK, tmp_path, mended)
     assert trained.complete and int(trained.state.step) == 7 and finite(tmp_path) == 7
     assert not (tmp_path / "diverged.json").exists()
@@ -334,8 +327,8 @@ def test_steps_that_are_not_finite_are_skipped_and_counted_where_that_is_asked_f
 
 def test_a_retraining_that_diverged_may_change_its_own_settings(tmp_path):
     def run(task, rate):
-        config = {"retraining": {"learning_rate": rate, "steps": 7}}
-        return train(task, tmp_path, config=config, recipe=Fixed(NET.space.largest()))
+        settings = dataclasses.replace(TRAINING, learning_rate=rate)
+        return train(task, tmp_path, settings, recipe=Fixed(NET.space.largest()))
 
     with pytest.raises(DivergedError):
         run(poisoned(5), 1e-2)
@@ -445,7 +438,10 @@ def test_what_does_not_fit_the_task_or_the_network_is_refused(tmp_path):
     shape = "float32[1, 4, 4, 1]"
 
     def case(*names, error=ValueError, task=TASK, net=NET, steps=2, **more):
-        return lambda: fit(task, net, steps, **{"mesh": MESH, **more}), error, *names
+        return lambda: fit(task, net, steps, **more), error, *names
+
+    def option(error, *names, **wrong):
+        return lambda: fit(TASK, NET, 2, options=Options(**wrong)), error, *names
 
     def kind(**wrong):
         return case(*wrong, error=TypeError, **wrong)
@@ -458,25 +454,21 @@ def test_what_does_not_fit_the_task_or_the_network_is_refused(tmp_path):
         case("space", error=TypeError, net=nn.Dense(3)),
         case("space", error=TypeError, net=None),
         *(case(f"training.steps is {steps!r}", steps=steps) for steps in (2.5, "3", 0)),
-        case("Perceptron", "params/in_1", variables=other),
-        case("'params'", "in_0", variables=own["params"]),
-        case("Perceptron", "params/in_0", variables=small),
+        option(ValueError, "Perceptron", "params/in_1", variables=other),
+        option(ValueError, "'params'", "in_0", variables=own["params"]),
+        option(ValueError, "Perceptron", "params/in_0", variables=small),
         case("'test'", recipe=Cheating()),
         kind(recipe=Uniform),
         kind(recipe="sandwich"),
-        kind(optimizer=optax.sgd(0.1)),
-        kind(optimizer=(optax.sgd(0.1), 0.1)),
-        kind(optimizer=(rate, optax.sgd(rate))),
-        kind(mesh="cpu"),
-        kind(workdir=file),
-        kind(workdir=3),
-        kind(variables=[1.0]),
-        kind(cost=3),
-        kind(config=[1]),
-        kind(may_differ="program"),
-        kind(progress=1),
-        kind(task=type(TASK)),
-        kind(net=type(NET)),
+        option(TypeError, "optimizer", optimizer=optax.sgd(0.1)),
+        option(TypeError, "optimizer", optimizer=(optax.sgd(0.1), 0.1)),
+        option(TypeError, "optimizer", optimizer=(rate, optax.sgd(rate))),
+        option(TypeError, "may_differ", may_differ="program"),
+        option(ValueError, "together", together=0),
+        case(error=FileExistsError, workdir=file),
+        case(error=TypeError, workdir=3),
+        case(error=TypeError, task=type(TASK)),
+        case("type", error=TypeError, net=type(NET)),
         (lambda: runs.Search(runs.ByStrategy(search.Evolution)), TypeError, "Evolution", "instance"),
     )
 

@@ -186,8 +186,8 @@ def test_a_fixed_architecture_trains_as_the_extracted_network_does():
     arch = SPACE.from_dict({"hidden": [2, 1]})
     state, step, batch = made(recipe=Fixed(arch))
     small = jaxnas.extract(NET, state.variables, arch, inputs=TASK.inputs)
-    given = dict(variables=small.variables, optimizer=SGD)
-    alone, own, _ = prepare(TASK, small.net, TRAINING, Fixed(), **given, options=Options(mesh=make_mesh(1)))
+    options = Options(mesh=make_mesh(1), variables=small.variables, optimizer=SGD)
+    alone, own, _ = prepare(TASK, small.net, TRAINING, Fixed(), options=options)
     state = jax.tree.map(jnp.copy, state)
     for number in range(3):
         state, _ = step(state, batch(number))

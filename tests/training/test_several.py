@@ -53,10 +53,8 @@ PLAIN = Plain(data=TASK.data, label_smoothing=0.0)
 def stepped(recipe, *, task=PLAIN, net=NET, steps=1, weights=True):
     """The states before and after some steps of plain gradient descent, the last metrics, the last batch."""
     variables = {"params": random_params(NET, TASK.inputs.shape)} if weights else None
-    options = dict(optimizer=SGD, variables=variables)
-    state, step, batch = prepare(
-        task, net, TRAINING, recipe, **options, options=Options(mesh=training.make_mesh(1))
-    )
+    options = Options(mesh=training.make_mesh(1), optimizer=SGD, variables=variables)
+    state, step, batch = prepare(task, net, TRAINING, recipe, options=options)
     before, metrics = jax.device_get(state), {}
     for number in range(steps):
         state, metrics = step(state, batch(number))
