@@ -1,6 +1,6 @@
 """Fingerprints of trainings and searches, which are compared before a run resumes.
 
-Digests are the same in every process: they contain no addresses, no order of a set, no place in the source.
+Digests are the same in every process: no address, order of a set or place in the source is in them.
 """
 
 from __future__ import annotations

@@ -31,9 +31,8 @@ class DivergedError(RuntimeError):
 class Course:
     """Running statistics of a loss, which detect divergence while values are still finite.
 
-    A loss is bad above 10 times its best smoothed value, twice the first one, and 10: less may be only
-    a hard batch, or the beginning of fine-tuning. After three bad steps in a row the smoothed loss is bad
-    too.
+    A loss is bad above 10 times its best smoothed value, twice the first one, and 10: less may be a hard
+    batch, or the beginning of fine-tuning. Three bad steps in a row make the smoothed loss bad.
 
     Attributes:
       first: loss; None before the first step.

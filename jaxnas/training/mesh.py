@@ -1,9 +1,9 @@
-"""The devices of a run as a mesh, and where its arrays lie on them.
+"""The devices of a run as a mesh, and the shardings of its arrays.
 
 A mesh has two axes. The rows of a batch are divided over all devices. A parameter, its gradient, its average
-and what the optimizer keeps of it are divided over the axis "model", and there are copies along "data". With
-one device for "model", the default, each device has all parameters; with more, a supernet may be larger than
-one device, and what a layer uses is gathered where it is used.
+and its moments are divided over the axis "model" and replicated along "data". With one device for "model",
+the default, each device has all parameters; with more, a supernet may be larger than one device, and the
+parameters that a layer uses are gathered there.
 """
 
 from __future__ import annotations

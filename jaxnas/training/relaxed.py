@@ -15,8 +15,8 @@ from jaxnas.choice import nearest
 from jaxnas.cost import Cost
 from jaxnas.space import Arch, Space
 from jaxnas.training import relaxations
-from jaxnas.training.optimizer import standard
 from jaxnas.training.recipe import Gradients, Problem, Recipe, TrainState, Watches, check_cost
+from jaxnas.training.settings import standard
 
 Order = Literal["joint", "first", "second"]
 
@@ -96,7 +96,7 @@ class Relaxed(Recipe):
 
     @property
     def needs_cost(self) -> bool:
-        """A cost that is penalized, or only shown, is asked for."""
+        """Whether a cost is penalized, or only logged."""
         return self.cost is not None
 
     @property
@@ -108,7 +108,7 @@ class Relaxed(Recipe):
         return optax.adamw(self.learning_rate, weight_decay=self.weight_decay)
 
     def check(self, space: Space, cost: Cost | None) -> None:
-        """Refuses a cost that there is not; see `relative_cost`."""
+        """See `Recipe`."""
         self.relative_cost(space, cost)
 
     def init(self, space: Space) -> tuple[Any, Any]:
@@ -118,11 +118,11 @@ class Relaxed(Recipe):
         return logits, own
 
     def numbers(self, step: int) -> Mapping[str, int]:
-        """The search batches go on at each update of the logits and stand still in between."""
+        """The search batches advance with each update of the logits."""
         return {"train": step, "search": max(step - self.start, 0) // self.every}
 
     def done(self, record: Mapping[str, Any]) -> bool:
-        """Whether the decisions are as sure as asked for."""
+        """Whether all decisions have the confidence asked for."""
         return self.confidence is not None and record.get("confidence", 0) >= self.confidence
 
     def relative_cost(self, space: Space, cost: Cost | None) -> Callable[[Arch], Any] | None:

@@ -21,11 +21,10 @@ from jaxnas import network
 from jaxnas.elastic.loop import STACKED, stack_layers
 from jaxnas.space import Arch
 from jaxnas.tasks import Call, check_predicts
-from jaxnas.training import optimizer as optimizer_lib
 from jaxnas.training.distillation import teacher_logits
 from jaxnas.training.mesh import everywhere, program_of, rows_of
 from jaxnas.training.recipe import Gradients, Problem, TrainState
-from jaxnas.training.settings import Training
+from jaxnas.training.settings import Training, standard
 from jaxnas.weights import channel_sorter
 
 if TYPE_CHECKING:
@@ -78,9 +77,7 @@ def step_of(setup: Setup, where: Any = None) -> Step:
             active = jax.tree.map(lambda mask: jnp.any(mask, axis=0), jax.vmap(masks)(found.archs))
             if STACKED in state.params:
                 active = stack_layers(active)
-        params, opt_state = optimizer_lib.update(
-            transformation, gradients, state.opt_state, state.params, active
-        )
+        params, opt_state = update(transformation, gradients, state.opt_state, state.params, active)
         finite, skipped, carry = jnp.isfinite(found.loss + optax.tree.norm(gradients)), {}, found.carry
         if isinstance(opt_state, optax.ApplyIfFiniteState):
             carry = jax.tree.map(
@@ -156,6 +153,47 @@ def _gradients(setup: Setup, state: TrainState, batches: Mapping[str, Any]) -> t
 
 def _is_soft(arch: Arch | None) -> bool:
     return any(jnp.issubdtype(value.dtype, jnp.floating) for value in (arch or {}).values())
+
+
+def update(
+    optimizer: optax.GradientTransformation,
+    grads: Any,
+    opt_state: Any,
+    params: Any,
+    active: Any = None,
+) -> tuple[Any, Any]:
+    """One optimizer step that leaves inactive weights, and their moments, bit for bit unchanged.
+
+    Weight decay and momentum would otherwise move the layers and channels that were not sampled, too.
+
+    Args:
+      optimizer: any optax transformation.
+      grads, opt_state, params: as optax takes them.
+      active: a tree as `params` of bool arrays that broadcast to them, or None to update everything,
+        as the official AutoFormer code does.
+
+    Returns:
+      New parameters and optimizer state.
+    """
+    updates, new_state = standard(optimizer.update)(grads, opt_state, params)
+    if active is None:
+        return optax.apply_updates(params, updates), new_state
+
+    def keep(mask: jax.Array, new: jax.Array, old: jax.Array) -> jax.Array:
+        return jnp.where(jnp.broadcast_to(mask, old.shape), new, old)
+
+    # The old value is selected: adding an update of zero would make 0.0 of -0.0.
+    params = jax.tree.map(lambda m, p, u: keep(m, p + u, p), active, params, updates)
+    # The mask of each leaf of the state: that of its parameter, or True for counters.
+    masks = optax.tree_utils.tree_map_params(
+        optimizer.init,
+        lambda _, mask: mask,
+        new_state,
+        active,
+        transform_non_params=lambda _: jnp.array(True),
+    )
+    new_state = jax.tree.map(keep, masks, new_state, opt_state)
+    return params, new_state
 
 
 def active_masks(net: nn.Module, inputs: Any) -> Callable[[Arch], Any]:

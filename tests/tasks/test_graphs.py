@@ -90,7 +90,7 @@ def test_features_are_divided_by_their_sum():
 
 def test_a_graph_is_moved_to_the_devices_once_and_never_stacked():
     settings = Training(steps=8, steps_per_call=4)
-    state, _, batch = prepare(ONE, NET, settings, Relaxed(), options=Options(mesh=make_mesh(1)))
+    state, _, batch = prepare(ONE, NET, settings, Relaxed())
     first, second = batch(0), batch(1)
     shared = {"features", "edges", "edge_mask", "node_mask", "label"}
     assert all(second["train"][name] is first["train"][name] for name in (*shared, "weight"))
@@ -132,10 +132,8 @@ def test_several_steps_in_a_call_over_a_shared_graph_are_as_single_ones(recipe):
     """The graph is in every batch of the call, and goes into the program once; see `fit.several`."""
     settings = Training(steps=4, learning_rate=1e-2, warmup_steps=1, log_every=4, devices=1)
     calls = [dataclasses.replace(settings, steps_per_call=count) for count in (1, 2)]
-    one, two = (
-        fit(ONE, NET, training, recipe=recipe, options=Options(mesh=make_mesh(1))) for training in calls
-    )
-    start = prepare(ONE, NET, settings, recipe, options=Options(mesh=make_mesh(1)))[0].params
+    one, two = (fit(ONE, NET, training, recipe=recipe) for training in calls)
+    start = prepare(ONE, NET, settings, recipe)[0].params
     assert difference(one.variables["params"], start) > 1e-2
     ends = [(trained.variables, trained.state.logits) for trained in (one, two)]
     assert difference(*ends) < 1e-5
@@ -155,14 +153,8 @@ def test_what_cannot_be_is_refused():
 
 @pytest.mark.eight_devices
 def test_devices_cannot_share_one_graph():
-    refusals.check(
-        (
-            lambda: fit(ONE, NET, 1, options=Options(mesh=make_mesh(8))),
-            ValueError,
-            "batch_size is 1",
-            "8 devices",
-        )
-    )
+    options = Options(mesh=make_mesh(8))
+    refusals.check((lambda: fit(ONE, NET, 1, options=options), ValueError, "batch_size is 1", "8 devices"))
 
 
 @pytest.mark.parametrize("recipe", [Uniform(), *tiers.nightly(Relaxed(order="second", every=1, start=1))])

@@ -44,13 +44,14 @@ TRAINING = Training(
     log_every=1,
     evaluate_every=3,
     checkpoint_every=2,
+    devices=1,
     prefetch=0,  # tests disturb what happens while the batch of a step is made
 )
 UNIFORM, RELAXED = Uniform(), Relaxed(start=2, every=2)
 
 
 def train(task, workdir, training=TRAINING, **settings):
-    return fit(task, NET, training, workdir=workdir, options=Options(mesh=MESH), **settings)
+    return fit(task, NET, training, workdir=workdir, **settings)
 
 
 def found_in(workdir, training=TRAINING, recipe=UNIFORM, **options):
@@ -227,7 +228,7 @@ def test_other_settings_are_refused_but_for_those_that_change_no_weights(tmp_pat
     train(TASK, tmp_path)
     with pytest.raises(ConfigMismatch, match="steps: 7"):
         train(TASK, tmp_path, dataclasses.replace(TRAINING, steps=9))
-    other = dataclasses.replace(TRAINING, log_every=3, checkpoint_every=1, devices=2, steps_per_call=4)
+    other = dataclasses.replace(TRAINING, log_every=3, checkpoint_every=1, devices=None, steps_per_call=4)
     assert train(TASK, tmp_path, other).complete
     assert found_in(tmp_path, seed=0).complete
     with pytest.raises(ConfigMismatch, match="seed"):
@@ -267,7 +268,7 @@ def poisoned(step):
 
 
 def finite(workdir):
-    state, _, _ = prepare(TASK, NET, TRAINING, UNIFORM, options=Options(mesh=MESH))
+    state, _, _ = prepare(TASK, NET, TRAINING, UNIFORM)
     with training.Checkpointer(workdir / "checkpoints") as checkpoints:
         step, state, _ = checkpoints.restore(state)
     assert all(np.isfinite(x).all() for x in jax.tree.leaves((state.variables, state.opt_state)))
@@ -318,7 +319,7 @@ def test_steps_that_are_not_finite_are_skipped_and_counted_where_that_is_asked_f
     trained = train(poisoned(5), tmp_path, skipping)
     assert trained.complete and all(np.isfinite(x).all() for x in jax.tree.leaves(trained.variables))
     assert column(tmp_path, "train", "skipped") == [0, 0, 0, 0, 0, 1, 1]
-    state, step, batch = prepare(poisoned(0), NET, skipping, UNIFORM, options=Options(mesh=MESH))
+    state, step, batch = prepare(poisoned(0), NET, skipping, UNIFORM)
     before = jax.device_get(state.params)
     state, metrics = step(state, batch(0))
     assert difference(state.params, before) == 0 and metrics["finite"] == 1
@@ -338,14 +339,14 @@ def test_a_retraining_that_diverged_may_change_its_own_settings(tmp_path):
 def test_a_loss_that_leaves_its_course_has_diverged_though_it_is_finite(tmp_path):
     """What its weights were saved to is removed, and smaller steps go on from what is left to a good end."""
     exploding = Training(
-        steps=16, batch_size=8, learning_rate=1e2, warmup_steps=15, log_every=8, checkpoint_every=1
+        devices=1, steps=16, batch_size=8, learning_rate=1e2, warmup_steps=15, log_every=8, checkpoint_every=1
     )
     with pytest.raises(DivergedError, match="diverged at step") as error:
-        fit(TASK, NET, exploding, workdir=tmp_path, options=Options(mesh=MESH))
+        fit(TASK, NET, exploding, workdir=tmp_path)
     first = files.read_json(tmp_path / "diverged.json")["step"]
     assert f"heckpoint {saved(tmp_path)[-1]} " in str(error.value) and 1 <= saved(tmp_path)[-1] < first - 1
     mended = dataclasses.replace(exploding, learning_rate=1e-3, clip=1.0)
-    assert fit(TASK, NET, mended, workdir=tmp_path, options=Options(mesh=MESH)).complete
+    assert fit(TASK, NET, mended, workdir=tmp_path).complete
     assert max(column(tmp_path, "train", "loss")) < 10
 
 
@@ -353,25 +354,25 @@ def test_the_first_and_the_last_step_may_diverge_and_a_huge_learning_rate_is_nam
     with pytest.raises(DivergedError, match="1 is not"):
         train(poisoned(0), tmp_path)
     assert saved(tmp_path) == []
-    huge = Training(steps=6, batch_size=8, learning_rate=3e38, warmup_steps=0, weight_decay=0.0)
+    huge = Training(devices=1, steps=6, batch_size=8, learning_rate=3e38, warmup_steps=0, weight_decay=0.0)
     with pytest.raises(DivergedError, match="learning_rate"):
-        fit(TASK, NET, huge, options=Options(mesh=MESH))
+        fit(TASK, NET, huge)
     with pytest.raises(DivergedError, match="step 2 is not finite"):
-        fit(poisoned(1), NET, Training(steps=2, batch_size=8, warmup_steps=0), options=Options(mesh=MESH))
+        fit(poisoned(1), NET, Training(steps=2, batch_size=8, warmup_steps=0))
 
 
 # ---- Averages, defaults, evaluations.
 
 
 def test_the_average_follows_the_weights_and_is_what_is_evaluated():
-    averaged = Training(steps=5, batch_size=8, warmup_steps=1, learning_rate=1e-2, average=0.75)
-    state, step, batch = prepare(TASK, NET, averaged, UNIFORM, options=Options(mesh=MESH))
+    averaged = Training(devices=1, steps=5, batch_size=8, warmup_steps=1, learning_rate=1e-2, average=0.75)
+    state, step, batch = prepare(TASK, NET, averaged, UNIFORM)
     expected = jax.device_get(state.params)
     for number in range(5):
         state, _ = step(state, batch(number))
         expected = jax.tree.map(lambda a, p: 0.75 * a + 0.25 * np.asarray(p), expected, state.params)
     assert difference(state.params, expected) > 1e-4
-    fitted = fit(TASK, NET, averaged, options=Options(mesh=MESH)).variables["params"]
+    fitted = fit(TASK, NET, averaged).variables["params"]
     for found in (state.average, state.evaluated()["params"], fitted):
         assert difference(found, expected) < 1e-6
 
@@ -380,14 +381,14 @@ def test_a_task_a_network_and_a_number_of_steps_are_enough():
     trained = fit(TASK, NET, 3)
     assert trained.complete and int(trained.state.step) == 3
     small = NET.clone(space=NET.space.fix(NET.space.smallest()))
-    alone = fit(TASK, small, 2, options=Options(mesh=MESH))
+    alone = fit(TASK, small, 2)
     assert alone.complete and alone.state.recipe == ()
 
 
 def test_what_the_caller_gave_can_be_read_afterwards():
     given = jaxnas.init(NET, jax.random.key(3), TASK.inputs), NET.space.largest()
     before = jax.device_get(given)
-    fit(TASK, NET, 2, recipe=Fixed(given[1]), options=Options(variables=given[0], mesh=MESH))
+    fit(TASK, NET, 2, recipe=Fixed(given[1]), options=Options(variables=given[0]))
     jax.tree.map(np.testing.assert_array_equal, given, before)
 
 

@@ -15,11 +15,10 @@ from small_tasks import net_of, perceptron, task_of
 
 from jaxnas import training
 from jaxnas.training import Options, Training, Uniform, make_mesh
-from jaxnas.training import optimizer as optimizer_lib
 from jaxnas.training.divergence import Course
 from jaxnas.training.mesh import shard_batch
 from jaxnas.training.setup import prepare
-from jaxnas.training.step import active_masks, several
+from jaxnas.training.step import active_masks, several, update
 
 TASK, NET = task_of("images"), perceptron(5, (1, 2, 3, 4))
 VIT = net_of("images")
@@ -223,7 +222,7 @@ def test_adamw_and_adam_with_l2_are_those_of_pytorch(l2):
     for number in range(6):
         grads = {name: random.normal(size=x.shape) for name, x in first.items()}
         tree = {name: jnp.asarray(grad, jnp.float32) for name, grad in grads.items()}
-        params, state = optimizer_lib.update(optimizer, tree, state, params, *masks)
+        params, state = update(optimizer, tree, state, params, *masks)
         for group in theirs.param_groups:
             group["lr"] = float(schedule(number))
         for name, parameter in ours.items():
