@@ -326,16 +326,6 @@ def test_steps_that_are_not_finite_are_skipped_and_counted_where_that_is_asked_f
     assert step(state, batch(0))[1]["finite"] == 0  # one too many in a row
 
 
-def test_a_retraining_that_diverged_may_change_its_own_settings(tmp_path):
-    def run(task, rate):
-        settings = dataclasses.replace(TRAINING, learning_rate=rate)
-        return train(task, tmp_path, settings, recipe=Fixed(NET.space.largest()))
-
-    with pytest.raises(DivergedError):
-        run(poisoned(5), 1e-2)
-    assert run(TASK, 1e-3).complete
-
-
 def test_a_loss_that_leaves_its_course_has_diverged_though_it_is_finite(tmp_path):
     """What its weights were saved to is removed, and smaller steps go on from what is left to a good end."""
     exploding = Training(

@@ -204,6 +204,10 @@ def test_a_saved_network_is_a_teacher_by_its_folder(tmp_path):
         recipe = Uniform(distill=Distillation(teacher=teacher))
         found.append(stepped(recipe, net=net, weights=False)[1].params)
     assert difference(*found) == 0
+    # The folder is read when a training begins, and not from what was read before.
+    zeros = jax.tree.map(jnp.zeros_like, small.variables)
+    jaxnas.save_subnet(folder, small.net, zeros, TASK.inputs)
+    assert difference(recipe.loaded().teacher.variables, zeros) == 0
 
 
 def test_a_teacher_of_other_classes_or_of_another_kind_is_refused(tmp_path):
