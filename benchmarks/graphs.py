@@ -29,7 +29,7 @@ from experiments import config as config_lib
 from experiments.config import ConfigError
 from experiments.configs import CONFIGS
 from jaxnas import files, load_subnet, tasks
-from jaxnas.training import Training, train_seeds
+from jaxnas.training import EarlyStopping, Options, Training, train_seeds
 
 flags.adopt_module_key_flags(over_seeds)  # so that --help lists them
 _DATA = flags.DEFINE_string(
@@ -51,7 +51,7 @@ _OUT = flags.DEFINE_string("out", None, "JSON file to write.")
 
 def decayed_adam(
     learning_rate: float, decay: float, *, first_alone: bool = False, biases: bool = True
-) -> optax.GradientTransformation:
+) -> tuple[optax.GradientTransformation, optax.Schedule]:
     """Adam on the loss with an L2 term: of all layers or the first alone, with biases or without."""
 
     def decays(path: tuple[Any, ...], _: Any) -> bool:
@@ -61,7 +61,8 @@ def decayed_adam(
     def mask(params: Any) -> Any:
         return jax.tree_util.tree_map_with_path(decays, params)
 
-    return optax.chain(optax.add_decayed_weights(decay, mask), optax.adam(learning_rate))
+    adam = optax.chain(optax.add_decayed_weights(decay, mask), optax.adam(learning_rate))
+    return adam, optax.constant_schedule(learning_rate)
 
 
 def searched(name: str, graph: str) -> tuple[nn.Module, Any]:
@@ -81,7 +82,7 @@ def searched(name: str, graph: str) -> tuple[nn.Module, Any]:
     return net.clone(space=net.space.fix(net.space.from_dict(found["architecture"])), dropout=dropout), None
 
 
-def prepared(name: str, graph: str, classes: int) -> tuple[nn.Module, Any, optax.GradientTransformation, int]:
+def prepared(name: str, graph: str, classes: int) -> tuple[nn.Module, Any, Any, int]:
     """A network with its first weights or None, its optimizer and its number of steps."""
     if _INHERITED.value and name != "found":
         raise ConfigError(f"--inherited is for --networks=found, and no weights are stored of {name}.")
@@ -112,11 +113,8 @@ def main() -> None:
                 net,
                 Training(steps=_STEPS.value or steps, evaluate_every=1),
                 range(over_seeds.FIRST.value, over_seeds.FIRST.value + _SEEDS.value),
-                variables=variables,
-                optimizer=optimizer,
-                metric=_METRIC.value,
-                patience=_PATIENCE.value,
-                together=over_seeds.together(),
+                stopping=EarlyStopping(metric=_METRIC.value, patience=_PATIENCE.value),
+                options=Options(variables=variables, optimizer=optimizer, together=over_seeds.together()),
             )
             line = {
                 "graph": graph,

@@ -58,8 +58,12 @@ def searches(heads: bool, space: Any) -> dict[str, tuple[Any, runs.Search]]:
 
 def alone(task: tasks.Task, net: Any, settings: training.Training, seeds: Sequence[int]) -> dict[str, Any]:
     """The accuracies of the only architecture of a network; see `over_seeds.accuracies`."""
-    given = dict(role="search", together=over_seeds.together())
-    return over_seeds.accuracies(training.train_seeds(task, net, settings, seeds, **given))
+    found = training.train_seeds(
+        *(task, net, settings, seeds),
+        stopping=training.EarlyStopping(role="search"),
+        options=training.Options(together=over_seeds.together()),
+    )
+    return over_seeds.accuracies(found)
 
 
 def main() -> None:
@@ -85,7 +89,8 @@ def main() -> None:
 
     @functools.lru_cache(maxsize=1)  # Selections one after another take the same supernet.
     def supernet(recipe: Any, seed: int) -> training.Trained:
-        return training.fit(task, net, config.training, recipe=recipe, seed=seed, mesh=mesh)
+        options = training.Options(mesh=mesh)
+        return training.fit(task, net, config.training, recipe=recipe, seed=seed, options=options)
 
     methods = searches(_HEADS.value, net.space)
     for seed in seeds:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import jax
 import numpy as np
 from absl import flags
 
-from jaxnas.training.ranking import usual_together
-from jaxnas.training.seeds import Seeds
+from jaxnas.training import Seeds
 
 FIRST = flags.DEFINE_integer("first", 0, "The first seed.")
 _TOGETHER = flags.DEFINE_integer(
@@ -16,7 +16,7 @@ _TOGETHER = flags.DEFINE_integer(
 
 def together() -> int | None:
     """The number of seeds trained at once: the flag, or the default of this device."""
-    return _TOGETHER.value or usual_together()
+    return _TOGETHER.value or (1 if jax.default_backend() == "cpu" else None)
 
 
 def accuracies(found: Seeds) -> dict[str, list[float]]:

@@ -34,9 +34,9 @@ from experiments.configs import CONFIGS
 from jaxnas import files, training
 from jaxnas.space import Space
 from jaxnas.training import Attentive, Distillation, Fair, Progressive, Sandwich, Stratified, Uniform
+from jaxnas.training.alone import make_scorer
 from jaxnas.training.keys import stream
-from jaxnas.training.prepare import prepare
-from jaxnas.training.ranking import scores_alone, usual_together
+from jaxnas.training.setup import prepare
 
 _RECIPES = flags.DEFINE_list("recipes", [], "Names of recipes; all by default.")
 _SEEDS = flags.DEFINE_integer("seeds", 3, "Supernets per recipe.", lower_bound=1)
@@ -96,8 +96,7 @@ def main() -> None:
     ends = jax.tree.map(lambda *x: np.stack(x), net.space.smallest(), net.space.largest())
     evaluate = training.make_evaluator(task, net, "search", mesh=mesh, limit=config.search.limit)
     if _ALONE.value and not kept["alone"]:
-        scores = scores_alone(task, net, config.alone, some, seed=config.seed, together=usual_together())
-        kept["alone"] = scores.tolist()
+        kept["alone"] = [*make_scorer(task, net, config.alone, seed=config.seed)(some)]
         _write(kept)
     if kept["alone"]:
         print(json.dumps({"alone": _spread(kept["alone"]), "steps": config.alone.steps}), flush=True)
@@ -107,7 +106,8 @@ def main() -> None:
         for seed in map(str, range(_SEEDS.value)):
             if seed in done:
                 continue
-            trained = training.fit(task, net, settings, recipe=recipe, seed=int(seed), mesh=mesh)
+            options = training.Options(mesh=mesh)
+            trained = training.fit(task, net, settings, recipe=recipe, seed=int(seed), options=options)
             smallest, largest = evaluate.scores(trained.variables, ends).tolist()
             scores = evaluate.scores(trained.variables, archs).tolist()
             done[seed] = {"smallest": smallest, "largest": largest, "random": scores}
@@ -189,7 +189,10 @@ def _spread(values: Any) -> dict[str, float]:
 
 def _measure_steps(task: Any, net: Any, settings: Any, chosen: Any, mesh: Any) -> None:
     """Prints the median time of a step of each recipe, measured in turns."""
-    begun = {name: prepare(task, net, settings, recipe, mesh) for name, (recipe, _) in chosen.items()}
+    begun = {
+        name: prepare(task, net, settings, recipe, options=training.Options(mesh=mesh))
+        for name, (recipe, _) in chosen.items()
+    }
     times: dict[str, list[float]] = {name: [] for name in begun}
     for turn in range(8):
         for name, (state, step, batch) in begun.items():

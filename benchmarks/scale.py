@@ -37,7 +37,8 @@ from benchmarks.collectives import communicated
 from experiments import binary
 from jaxnas import files, spaces, supernets, tasks, training
 from jaxnas.training.mesh import rows_of
-from jaxnas.training.prepare import abstract_state
+from jaxnas.training.setup import Setup, abstract_state
+from jaxnas.training.step import make_step
 
 _PLATFORM = flags.DEFINE_enum("platform", "cpu", ["cpu", "tpu"], "Compiler; tpu needs libtpu.")
 _DEVICES = flags.DEFINE_list("devices", ["8"], "Numbers of devices.")
@@ -114,14 +115,13 @@ def compile_step(net: supernets.ViT, mesh: Mesh) -> jax.stages.Compiled:
     """The training step for one batch, with AdamW."""
     task, settings = Shapes(), training.Training(steps=1000, batch_size=_BATCH.value)
     recipe = training.Uniform() if net.space.cardinality > 1 else training.Fixed()
-    optimizer = settings.optimizer()
-    state = abstract_state(task, net, settings, recipe, optimizer[0], _BATCH.value, mesh)
+    setup = Setup(task, net, settings, recipe, mesh, settings.optimizer())
+    state = abstract_state(setup)
     batch = {
         "image": jax.ShapeDtypeStruct((_BATCH.value, 224, 224, 3), jnp.uint8, sharding=rows_of(mesh)),
         "label": jax.ShapeDtypeStruct((_BATCH.value,), jnp.int32, sharding=rows_of(mesh)),
     }
-    step = training.make_step(task, net, recipe, optimizer, mesh, state, steps=settings.steps)
-    jitted: Any = step
+    jitted: Any = make_step(setup, state)
     return jitted.lower(state, {"train": batch}).compile()
 
 

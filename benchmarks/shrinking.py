@@ -29,7 +29,7 @@ from jaxnas import data, files, hf, search, tasks
 from jaxnas.runs.replacing import replacing
 from jaxnas.space import Arch, Space
 from jaxnas.subnet import alone
-from jaxnas.training import Distillation, Fixed, Teacher, Training, fit, make_evaluator
+from jaxnas.training import Distillation, Fixed, Options, Teacher, Training, fit, make_evaluator
 
 _CHECKPOINT = flags.DEFINE_string("checkpoint", None, "Folder of a decoder.", required=True)
 _TEXT = flags.DEFINE_string("text", None, "Text to calibrate, search and distill on.", required=True)
@@ -141,7 +141,7 @@ class Bench:
         _, small, start = alone(self.net, self.variables, jax.tree.map(jnp.asarray, arch), inputs)
         recipe = Fixed(distill=Distillation(divergence="kl", teacher=Teacher(*teacher)))
         training = Training(steps=steps, batch_size=1, learning_rate=1e-4, warmup_steps=steps // 10)
-        trained = fit(self.task.whole(), small, training, recipe=recipe, variables=start)
+        trained = fit(self.task.whole(), small, training, recipe=recipe, options=Options(variables=start))
         return float(make_evaluator(self.task, small, "test")(trained.variables)["perplexity"])
 
 

@@ -92,8 +92,8 @@ def main() -> None:
             net = network(config, label, task.dataset)
             found = training.train_seeds(
                 *(task, net, config.alone, seeds),
-                role="search",
-                together=over_seeds.together(),
+                stopping=training.EarlyStopping(role="search"),
+                options=training.Options(together=over_seeds.together()),
             )
             line = {
                 "set": name,

@@ -370,9 +370,7 @@ class Session:
           ConfigMismatch: it was trained with another config.
         """
         config = self.config
-        found = restore(
-            self.task, self.net, config.training, config.recipe, workdir, self.deciding, self.mesh
-        )
+        found = restore(self.task, self.net, config.training, config.recipe, workdir, seed=config.seed)
         if found is None and self.pretrained is not None:
             return None
         if found is None or not (found.complete or config.search.incomplete):

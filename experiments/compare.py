@@ -51,8 +51,7 @@ from experiments.searches import Searches
 from jaxnas import executors, files, tabular
 from jaxnas.report import comparison, times_line
 from jaxnas.tabular.anytime import anytime, at_seconds, spent_seconds
-from jaxnas.training.clock import Clock
-from jaxnas.training.progress import Progress
+from jaxnas.training.progress import Clock, Progress
 from jaxnas.training.workdir import open_workdir
 
 _BENCHMARK = flags.DEFINE_string(

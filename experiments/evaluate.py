@@ -18,7 +18,7 @@ import jaxnas
 from experiments import binary
 from experiments.configs import CONFIGS
 from jaxnas import files, hf, processes, training
-from jaxnas.training.clock import Clock
+from jaxnas.training.progress import Clock
 
 
 def main() -> None:

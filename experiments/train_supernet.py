@@ -11,7 +11,6 @@ Then: python -m experiments.search with the same --config and --workdir; each --
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 from absl import flags
 
@@ -41,14 +40,13 @@ def train() -> None:
     with training.open_workdir(path) as workdir:
         session = binary.bring_to_life(config)
         task, settings = session.task, config.training
-        common: dict[str, Any] = dict(seed=config.seed, mesh=session.mesh, config=session.deciding)
         print(
             f"{_number(session.net.space.cardinality)} architectures, {task.sizes['train']:,} "
             f"{task.examples} to train on, {session.mesh.size} device(s)",
             flush=True,
         )
         binary.store(config, workdir, ran=False)
-        lab = runs.Lab(workdir, config.seed, mesh=session.mesh, config=session.deciding)
+        lab = runs.Lab(workdir, config.seed, mesh=session.mesh)
         start, page = session.pretrained, runs.LivePage(task, session.net.space, workdir)
         page.begin("The network is being checked and compiled; the first figures appear here after that.")
         if config.evolution is not None:
@@ -60,12 +58,15 @@ def train() -> None:
             trained = training.fit(
                 *(task, session.net, settings),
                 recipe=config.recipe,
-                variables=start,
-                cost=session.costs(workdir),
                 workdir=workdir,
-                **common,
-                progress=lambda done, _: page.update(
-                    f"The supernet is in training: step {done:,} of {steps:,}.", done, steps
+                seed=config.seed,
+                options=training.Options(
+                    variables=start,
+                    cost=session.costs(workdir),
+                    mesh=session.mesh,
+                    progress=lambda done, _: page.update(
+                        f"The supernet is in training: step {done:,} of {steps:,}.", done, steps
+                    ),
                 ),
             )
         except training.Stopped:

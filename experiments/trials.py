@@ -11,48 +11,43 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import numpy as np
 
 from experiments.binary import Asked
 from experiments.configs import CONFIGS
 from jaxnas import runs
-from jaxnas.space import Arch, Space
-from jaxnas.training.evaluate import make_evaluator
-from jaxnas.training.ranking import scores_alone, usual_together
-from jaxnas.training.trials import make_trials
-
-Scores = Callable[[Arch, Any], np.ndarray]
+from jaxnas.space import Arch
+from jaxnas.training import Options
+from jaxnas.training.alone import make_scorer, make_trials
 
 
 @functools.lru_cache(maxsize=1)
-def _session(job: Asked) -> tuple[Space, Scores, Scores]:
-    """The space of a search, and the scores of trials and of trainings alone; a worker makes them once."""
+def _scores(job: Asked) -> dict[str, Callable[[str, Any], float]]:
+    """The scores of trials and of trainings alone of a search; a worker makes them once."""
     config = job.read(CONFIGS)
     made = job.session(config)
-    task, net, mesh, settings = made.task, made.net, made.mesh, config.search
-    evaluate = make_evaluator(task, net, "search", mesh=mesh, limit=settings.limit)
-    seed, method = config.seed, settings.method
+    task, net, method = made.task, made.net, config.search.method
+    given: dict[str, Any] = dict(seed=config.seed, options=Options(mesh=made.mesh))
     steps = method.steps if isinstance(method, runs.Trials) else ()
-    trials = make_trials(task, net, config.training, steps, evaluate, mesh, seed=seed)
+    trials = make_trials(task, net, config.training, steps, limit=config.search.limit, **given)
 
-    def alone(archs: Arch, steps: Any) -> np.ndarray:
-        training, together = config.alone.shortened(steps), usual_together()
-        return scores_alone(task, net, training, archs, seed=seed, together=together, mesh=mesh)
+    @functools.cache
+    def scorer(steps: int | None) -> Any:
+        return make_scorer(task, net, config.alone.shortened(steps), **given)
 
-    return net.space, trials, alone
+    def one(text: str) -> Arch:
+        return jax.tree.map(lambda x: x[None], net.space.from_dict(json.loads(text)))
+
+    return {
+        "trial": lambda text, fidelity: float(trials(one(text), fidelity)[0]),
+        "alone": lambda text, steps: next(scorer(steps)(one(text))),
+    }
 
 
 def trial(job: Asked, arch: str, fidelity: int) -> float:
     """The score of an architecture, given as option values in JSON, after a trial of that fidelity."""
-    space, trials, _ = _session(job)
-    return float(trials(_one(space, arch), fidelity)[0])
+    return _scores(job)["trial"](arch, fidelity)
 
 
 def alone(job: Asked, arch: str, steps: int | None) -> float:
     """The score of an architecture after training alone, as a finalist or to be ranked."""
-    space, _, scores = _session(job)
-    return float(scores(_one(space, arch), steps)[0])
-
-
-def _one(space: Space, arch: str) -> Arch:
-    return jax.tree.map(lambda x: x[None], space.from_dict(json.loads(arch)))
+    return _scores(job)["alone"](arch, steps)

@@ -333,7 +333,8 @@ def test_fit_and_verified_extraction_check_a_network_once(tmp_path, monkeypatch)
     checked = []
     monkeypatch.setitem(training.fit.__globals__, "check_network", lambda net, inputs: checked.append(net))
     for _ in range(2):  # the second call finds the training complete
-        training.fit(task, perceptron(), 1, optimizer=(optax.sgd(0.1), lambda step: 0.1), workdir=tmp_path)
+        options = training.Options(optimizer=(optax.sgd(0.1), lambda step: 0.1))
+        training.fit(task, perceptron(), 1, workdir=tmp_path, options=options)
     assert checked == [perceptron()]
 
 

@@ -22,14 +22,18 @@ def test_variables_of_another_network_are_refused_by_the_arrays_that_differ():
     short, long = (zeros(small_tasks.perceptron(n), task.inputs) for n in (1, 3))
     evaluate, arch = training.make_evaluator(task, net, "search"), net.space.largest()
     misshapen = "Perceptron", "params/in_0/kernel", "(16, 8)", "(16, 4)"
+
+    def fit(variables):
+        return training.fit(task, net, 1, options=training.Options(variables=variables))
+
     refusals.check(
         (lambda: evaluate(wide, arch), ValueError, *misshapen),
         (lambda: evaluate.with_errors(short, arch), ValueError, "missing", "params/in_1/kernel"),
         (lambda: evaluate(wide["params"], arch), ValueError, "'params'", "in_0"),
         (lambda: jaxnas.extract(net, wide, arch, inputs=task.inputs), ValueError, *misshapen),
         (lambda: runs.search_space(task, net, wide), ValueError, *misshapen),
-        (lambda: training.fit(task, net, 1, variables=wide), ValueError, *misshapen),
-        (lambda: training.fit(task, net, 1, variables=long), ValueError, "unexpected", "params/in_2/kernel"),
+        (lambda: fit(wide), ValueError, *misshapen),
+        (lambda: fit(long), ValueError, "unexpected", "params/in_2/kernel"),
     )
 
 

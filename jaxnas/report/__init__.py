@@ -4,7 +4,7 @@ from jaxnas.report import comparison, live, result
 from jaxnas.report.kept import kept_svg
 from jaxnas.report.page import save_png, summary_lines, write
 from jaxnas.report.read import Retrained, Run, read_run
-from jaxnas.training.clock import times_line
+from jaxnas.training.progress import times_line
 
 __all__ = [
     "Retrained",

@@ -36,9 +36,9 @@ from jaxnas.training.distillation import Distillation, Teacher
 from jaxnas.training.evaluate import Evaluator, calibrated, make_evaluator
 from jaxnas.training.fit import fit
 from jaxnas.training.plain import to_dict
-from jaxnas.training.prepare import prepare
 from jaxnas.training.recipes import Fixed
 from jaxnas.training.settings import Training
+from jaxnas.training.setup import Options, prepare
 from jaxnas.training.store import interrupted
 
 Measured = dict[str, tuple[dict[str, float], dict[str, float]]]
@@ -193,14 +193,8 @@ def enter_ranking(
     if not settings.ranked:
         return result
     assert lab.alone is not None
-    ranking = rank(
-        *(task, net, variables, lab.alone, settings.ranked),
-        steps=settings.ranked_steps,
-        seed=lab.seed,
-        mesh=lab.mesh,
-        alone=lab.workers.get("alone"),
-        workdir=lab.root,
-    )
+    shortened = dataclasses.replace(lab, alone=lab.alone.shortened(settings.ranked_steps))
+    ranking = rank(task, net, variables, shortened, settings.ranked)
     result = dataclasses.replace(result, ranking=ranking)
     if processes.is_first():
         results.write(lab.root, result)
@@ -263,12 +257,9 @@ def retrain(
         small,
         training,
         recipe=Fixed(distill=distill),
-        variables=start,
-        seed=seed,
         workdir=root,
-        config=lab.config,
-        mesh=mesh,
-        name="retraining",
+        seed=seed,
+        options=Options(variables=start, mesh=mesh, stream="retraining"),
     )
     roles = tuple(role for role in ("validation", "test") if role in whole.sizes)
     evaluators = {role: make_evaluator(whole, small, role, mesh=mesh) for role in roles}
@@ -300,7 +291,7 @@ def timed_calls(
     task: Task, net: nn.Module, training: Training, mesh: Mesh
 ) -> tuple[dict[str, Callable[[], Any]], int]:
     """What is timed of a network alone: "train", a whole step, and "infer"; and the rows of their batch."""
-    state, step, batch = prepare(task, net, training, Fixed(), mesh)
+    state, step, batch = prepare(task, net, training, Fixed(), options=Options(mesh=mesh))
     given, kept = batch(0), [state]
 
     def train() -> Any:

@@ -48,6 +48,3 @@ class Lab:
         if self.workdir is None:
             raise ValueError("the results of a run need a directory; give runs.Lab(workdir=...).")
         return files.as_path(self.workdir)
-
-
-IN_MEMORY = Lab()

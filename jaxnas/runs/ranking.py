@@ -1,62 +1,108 @@
-"""How well a supernet ranks architectures, for the result of a run."""
+"""Architectures trained alone, each once in a workdir, and how well a supernet ranks them."""
 
 from __future__ import annotations
 
+import json
 import math
-import os
+from collections.abc import Iterator
 from typing import Any
 
 import flax.linen as nn
 import jax
 import numpy as np
-from jax.sharding import Mesh
 
-from jaxnas import files
-from jaxnas.executors import Calls
+from jaxnas import files, processes
 from jaxnas.report.result import RankingOf
-from jaxnas.runs.alone import trained_alone
+from jaxnas.runs.lab import Lab
+from jaxnas.search import history
+from jaxnas.space import Arch
 from jaxnas.tasks import Task
+from jaxnas.training.alone import begin, make_scorer
+from jaxnas.training.deciding import scoring_alone
 from jaxnas.training.evaluate import make_evaluator
 from jaxnas.training.keys import stream
-from jaxnas.training.settings import Training
+from jaxnas.training.progress import Progress
+from jaxnas.training.setup import Options
+
+NAME = "alone"
 
 
-def rank(
-    task: Task,
-    net: nn.Module,
-    variables: Any,
-    training: Training,
-    count: int,
-    *,
-    steps: int | None = None,
-    seed: int = 0,
-    mesh: Mesh | None = None,
-    alone: Calls | None = None,
-    workdir: str | os.PathLike | None = None,
-) -> RankingOf:
+def trained_alone(task: Task, net: nn.Module, archs: Arch, lab: Lab) -> np.ndarray:
+    """Scores of architectures after training alone, on the role "search".
+
+    Each is appended to search/alone.jsonl when it is known. An architecture that was trained there by the
+    same settings, on the same data, is not trained again, so a killed run resumes with the next one.
+
+    Args:
+      task, net: the supernet.
+      archs: a batch of n architectures.
+      lab: of the run, with `alone`, how each is trained; scores are kept in its directory.
+
+    Returns:
+      float32 [n]; higher is better, and NaN where a training diverged.
+
+    Raises:
+      ValueError: search/alone.jsonl is damaged.
+    """
+    assert lab.alone is not None
+    path = None if lab.workdir is None else lab.root / "search" / "alone.jsonl"
+    settings = files.plain({"seed": lab.seed, "training": lab.alone.deciding()})
+    if path is not None:
+        settings["trained_on"] = scoring_alone(task, net, lab.alone)
+    lines = [] if path is None else history.read(path, NAME)
+    processes.wait("the trainings alone are read")  # before the first of several processes writes more
+    if path is not None and processes.is_first():
+        history.cut(path, NAME, keep=len(lines))  # A killed process may have left a part of a line.
+    values = files.plain(net.space.to_dicts(archs))
+    names = [json.dumps(one) for one in values]
+    known = {
+        json.dumps(line["architecture"]): line["score"] for line in lines if line["settings"] == settings
+    }
+    missing = [row for row, name in enumerate(names) if name not in known and name not in names[:row]]
+    with Progress(len(missing), label="trainings alone") as progress:
+        for number, score in enumerate(_scores(task, net, archs, missing, lab)):
+            row = missing[number]
+            known[names[row]] = score
+            line = {"index": len(lines), "strategy": NAME, "architecture": values[row]}
+            lines.extend(history.seal([line | {"settings": settings, "score": score}], lines))
+            if path is not None and processes.is_first():
+                files.append_lines(path, lines[-1:])
+            progress.update(number + 1, {"score": score})
+    return np.asarray([known[name] for name in names], np.float32)  # None becomes NaN
+
+
+def _scores(task: Task, net: nn.Module, archs: Arch, rows: list[int], lab: Lab) -> Iterator[float]:
+    """The scores of some rows of the architectures, as soon as each is known."""
+    if not rows:
+        return
+    some = jax.tree.map(lambda x: x[np.asarray(rows)], archs)
+    assert lab.alone is not None
+    if (calls := lab.workers.get("alone")) is not None:
+        steps = lab.alone.steps
+        yield from (float(calls(text, steps)) for text in begin(calls, net.space, some, steps))
+    else:
+        yield from make_scorer(task, net, lab.alone, seed=lab.seed, options=Options(mesh=lab.mesh))(some)
+
+
+def rank(task: Task, net: nn.Module, variables: Any, lab: Lab, count: int) -> RankingOf:
     """Kendall's tau of `count` random architectures with the supernet's weights and with their own.
 
     Args:
       task, net, variables: the trained supernet.
-      training: of an architecture alone.
+      lab: of the run, with `alone`, how architectures are trained alone.
       count: of architectures.
-      steps: of a training alone; None for as many as the settings say.
-      seed: of the run.
-      mesh: of the devices; None for all.
-      alone: the trainings alone on workers, see `scores_alone`; None for here.
-      workdir: where they are kept, see `trained_alone`; None for nowhere.
 
     Raises:
       ValueError: fewer than 2 architectures.
     """
     if count < 2:
         raise ValueError(f"rank: count is {count}, expected at least 2 architectures to compare.")
-    training = training.shortened(steps)
-    archs = net.space.sample(stream(seed, "ranking"), count)
-    inherited = make_evaluator(task, net, "search", mesh=mesh).scores(variables, archs)
-    own = trained_alone(task, net, training, archs, seed=seed, mesh=mesh, calls=alone, workdir=workdir)
+    assert lab.alone is not None
+    archs = net.space.sample(stream(lab.seed, "ranking"), count)
+    inherited = make_evaluator(task, net, "search", mesh=lab.mesh).scores(variables, archs)
+    own = trained_alone(task, net, archs, lab)
     there = np.isfinite(inherited) & np.isfinite(own)
-    low, high = _interval(inherited[there], own[there], stream(seed, "ranking_interval"))
+    low, high = _interval(inherited[there], own[there], stream(lab.seed, "ranking_interval"))
     sign = task.metrics[0].score(1.0)
     return RankingOf(
         architectures=tuple(files.plain(net.space.to_dicts(archs))),
@@ -65,7 +111,7 @@ def rank(
         kendall_tau=files.plain(kendall_tau(inherited[there], own[there])),
         interval=(files.plain(low), files.plain(high)),
         role="search",
-        steps=training.steps,
+        steps=lab.alone.steps,
     )
 
 
@@ -77,7 +123,7 @@ def kendall_tau(x: Any, y: Any) -> float:
 
 
 def _interval(x: np.ndarray, y: np.ndarray, key: jax.Array, samples: int = 1000) -> tuple[float, float]:
-    """Where 95 % of Kendall's tau lie over architectures drawn again with replacement.
+    """The 95 % bootstrap interval of Kendall's tau over architectures.
 
     Draws in which all values of one kind are equal have no tau, and are left out; NaN if all are so.
     """

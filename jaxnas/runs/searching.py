@@ -19,22 +19,21 @@ import numpy as np
 from jaxnas import files, processes, search
 from jaxnas.network import check_variables
 from jaxnas.report.result import ReplacementsOf, SearchOf, SelectionOf
-from jaxnas.runs.alone import trained_alone
-from jaxnas.runs.lab import IN_MEMORY, Lab
+from jaxnas.runs.lab import Lab
 from jaxnas.runs.live_page import LivePage
 from jaxnas.runs.methods import BY_BUDGET, ByStrategy, Replacements, Search
+from jaxnas.runs.ranking import trained_alone
 from jaxnas.runs.replacing import replacing
 from jaxnas.runs.timing import costs_with_latency
 from jaxnas.space import Arch
 from jaxnas.tasks import Task
 from jaxnas.tasks.task import check_task
 from jaxnas.tensors import check_finite, flatten
-from jaxnas.training.clock import Clock, times_line
 from jaxnas.training.deciding import scoring
 from jaxnas.training.evaluate import make_evaluator
 from jaxnas.training.keys import stream
 from jaxnas.training.mesh import make_mesh, on_mesh
-from jaxnas.training.progress import Progress
+from jaxnas.training.progress import Clock, Progress, times_line
 from jaxnas.training.store import interrupted
 
 _log = logging.getLogger(__name__)
@@ -66,7 +65,7 @@ def search_space(
     net: nn.Module,
     variables: Any,
     settings: Search | None = None,
-    lab: Lab = IN_MEMORY,
+    lab: Lab = Lab(),
 ) -> Found:
     """Searches the space of a supernet under a budget, with its weights: by a strategy, or by replacements.
 
@@ -167,7 +166,8 @@ def search_space(
         elif isinstance(method, ByStrategy) and finalists:
             first = result.arch
             with clock.part("step"):
-                archs[label] = best_alone(task, net, method, result, dataclasses.replace(lab, mesh=mesh))
+                own = dataclasses.replace(lab, mesh=mesh)
+                archs[label] = best_alone(task, net, method, result, own)
             if label == "found":
                 archs["best inherited"] = first
         fresh = fresh + len(result.history) - result.resumed
@@ -185,14 +185,8 @@ def best_alone(task: Task, net: nn.Module, method: ByStrategy, result: search.Re
     chosen = [net.space.from_dict(values) for values in list(distinct.values())[: method.finalists]]
     archs = jax.tree.map(lambda *x: jnp.stack(x), *chosen)
     assert lab.alone is not None
-    training = lab.alone.shortened(method.finalist_steps)
-    scores = trained_alone(
-        *(task, net, training, archs),
-        seed=lab.seed,
-        mesh=lab.mesh,
-        calls=lab.workers.get("alone"),
-        workdir=lab.workdir,
-    )
+    own = dataclasses.replace(lab, alone=lab.alone.shortened(method.finalist_steps))
+    scores = trained_alone(task, net, archs, own)
     return chosen[int(np.argmax(np.nan_to_num(scores, nan=-np.inf)))]
 
 

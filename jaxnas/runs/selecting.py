@@ -16,23 +16,22 @@ from jaxnas import processes, search
 from jaxnas.cost import Cost
 from jaxnas.executors import Calls
 from jaxnas.report.result import Candidate, SelectionOf
-from jaxnas.runs.lab import IN_MEMORY, Lab
+from jaxnas.runs.lab import Lab
 from jaxnas.runs.methods import BY_BUDGET, Argmax, Perturbation, Pruning, Sampling, Search, Trials
 from jaxnas.runs.ranking import kendall_tau
 from jaxnas.runs.searching import Found, check_complete, history_of, tell
 from jaxnas.space import Arch, Space
 from jaxnas.tasks import Task
 from jaxnas.training import relaxations
-from jaxnas.training.clock import Clock
+from jaxnas.training.alone import begin, make_trials, make_tuner, on_workers
 from jaxnas.training.deciding import scoring_alone
 from jaxnas.training.evaluate import Evaluator, make_evaluator
 from jaxnas.training.keys import stream
-from jaxnas.training.progress import Progress
-from jaxnas.training.recipe import Recipe
+from jaxnas.training.progress import Clock, Progress
+from jaxnas.training.recipe import Recipe, TrainState
 from jaxnas.training.relaxed import Relaxed
 from jaxnas.training.settings import Training
-from jaxnas.training.state import TrainState
-from jaxnas.training.trials import begin, make_trials, make_tuner, on_workers
+from jaxnas.training.setup import Options
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +55,7 @@ def select(
     settings: Search,
     recipe: Recipe,
     training: Training,
-    lab: Lab = IN_MEMORY,
+    lab: Lab = Lab(),
 ) -> Found:
     """Selects an architecture by the architecture parameters of a search.
 
@@ -106,13 +105,19 @@ def select(
                 supernet = evaluate.scores(state.evaluated(), drawn.archs)
             told: list[tuple[float, ...]] = [()] * len(supernet)
             if isinstance(method, Trials):
-                here = make_trials(task, net, training, method.steps, evaluate, mesh, seed=seed, clock=clock)
+                given = dict(seed=seed, limit=settings.limit, options=Options(mesh=mesh))
+                here = make_trials(task, net, training, method.steps, **given)
                 kept: dict[str, Any] = {}
                 if history is not None:
                     about = {"trained_on": scoring_alone(task, net, training)}
                     kept = {"history_path": history, "objective": about}
-                calls = here if trials is None else on_workers(trials, space, clock)
-                arch, told = race(space, method, drawn, calls, stream(seed, "trials"), kept, trials)
+                calls = here if trials is None else on_workers(trials, space)
+
+                def timed(archs: Arch, fidelity: Any, calls=calls) -> np.ndarray:
+                    with clock.part("step"):
+                        return calls(archs, fidelity)
+
+                arch, told = race(space, method, drawn, timed, stream(seed, "trials"), kept, trials)
                 found["trial_steps"] = method.steps
                 found["kendall_tau"] = kendall_tau(supernet, [scores[0] for scores in told])
             else:
@@ -151,14 +156,18 @@ def _without_options(
     space, variables, clock, tune = trained.net.space, trained.state.evaluated(), trained.clock, None
     if method.tune_steps:
         tuner = make_tuner(
-            *(trained.task, trained.net, trained.training, method.tune_steps, trained.state, trained.mesh),
+            trained.task,
+            trained.net,
+            dataclasses.replace(trained.training, steps=method.tune_steps, warmup_steps=0),
+            trained.state,
             seed=trained.seed,
-            clock=clock,
+            options=Options(mesh=trained.mesh),
         )
 
         def tune(arch: Arch) -> None:
             nonlocal variables
-            variables = tuner(arch)
+            with clock.part("step"):
+                variables = tuner(arch)
 
     done = 0
 

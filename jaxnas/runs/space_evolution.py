@@ -33,6 +33,7 @@ from jaxnas.training.keys import stream
 from jaxnas.training.plain import to_dict
 from jaxnas.training.recipe import Recipe
 from jaxnas.training.settings import Training
+from jaxnas.training.setup import Options
 
 NAME = "spaces.json"
 _DRAWS = 50  # how often a whole sample is drawn, before a bound is taken for one that leaves too few
@@ -127,8 +128,7 @@ def evolve(
     Args:
       task, net, training, recipe: of the supernets; the network has the first space.
       settings: of the evolution.
-      lab: of the run; an evolution resumes from its directory, and its `config` is compared with that of
-        checkpoints (see `fit`).
+      lab: of the run; an evolution resumes from its directory.
       say: logs a line.
 
     Returns:
@@ -159,13 +159,13 @@ def evolve(
             net,
             short,
             recipe=recipe,
-            variables=variables,
-            seed=seed,
             workdir=root / f"space_{name}",
-            config={**(training.recorded(seed) if lab.config is None else lab.config), "turn": turn}
-            | {"training": short.deciding()},
-            may_differ=MENDS if turn < done else (),  # of a later space that diverged
-            mesh=mesh,
+            seed=seed,
+            options=Options(
+                variables=variables,
+                mesh=mesh,
+                may_differ=MENDS if turn < done else (),  # of a later space that diverged
+            ),
         )
         if turn == done:
             archs, errors = _sample(task, net, trained.variables, settings, seed, turn, mesh)

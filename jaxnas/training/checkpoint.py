@@ -1,14 +1,14 @@
-"""Checkpoints: Orbax writes them; here is what makes a run go on from them safely.
+"""Checkpoints: Orbax writes them; this file makes them safe to resume from.
 
-Orbax commits a step at once, deletes old ones, saves in the background, from several processes and to
-remote paths. What it lacks is added here:
+Orbax commits a step at once, deletes old ones, and saves in the background, from several processes and to
+remote paths. Added here:
 
-* A step is read back only if every leaf has the checksum that it was saved with. Orbax notices a file
-  that is missing or cut short, but not a bit that has flipped in an array or in its JSON. Checksums are
-  computed where the arrays lie, in whatever shards: no process gathers a leaf.
-* A damaged step is set aside as `corrupt-<step>`, and the step before it is taken.
-* A step of another config or of a state of another form is refused, with what differs.
-* What holds a NaN or an infinity is not saved, so that the last checkpoint is one to go on from.
+* A step is restored only if every leaf has the checksum that it was saved with. Orbax notices a file that
+  is missing or cut short, but not a bit that has flipped in an array or in its JSON. Checksums are computed
+  where the arrays lie, in whatever shards: no process gathers a leaf.
+* A damaged step is renamed to `corrupt-<step>`, and the step before it is restored.
+* A step of another training or of a state of another form raises, with what differs.
+* States that are not finite are not saved.
 * Beside the latest steps the one of the best score stays. Scores are in the record that has a SHA-256.
 """
 
@@ -41,7 +41,7 @@ class CheckpointError(RuntimeError):
 
 
 class ConfigMismatch(CheckpointError):
-    """A checkpoint was made with another config; `differences` names the fields."""
+    """A checkpoint was made by another training; `differences` names the fields."""
 
     def __init__(self, message: str, differences: list[str]) -> None:
         super().__init__(message)
@@ -64,24 +64,14 @@ class Checkpointer:
     """The checkpoints of one run, in one directory.
 
     A state is any pytree of JAX arrays (sharded, typed keys), NumPy arrays and Python numbers.
+
+    Args:
+      directory: of the checkpoints; also remote, such as gs://bucket/run.
+      max_to_keep: how many of the latest steps stay, beside that of the best score. With at least 2 there is
+        one to fall back to.
     """
 
     def __init__(self, directory: files.Path, max_to_keep: int = 3) -> None:
-        """Opens or creates a directory of checkpoints.
-
-        Args:
-          directory: where they are; also remote, such as gs://bucket/run.
-          max_to_keep: how many of the latest steps stay, beside that of the best score; at least 2, so
-            that there is one to fall back to.
-
-        Raises:
-          ValueError: `max_to_keep` is no whole number of at least 2.
-        """
-        if not isinstance(max_to_keep, int) or max_to_keep < 2:
-            raise ValueError(
-                f"Checkpointer: max_to_keep is {max_to_keep!r}, expected a whole number of at least 2, so "
-                "that there is one to fall back to."
-            )
         self.directory = epath.Path(files.absolute(directory))
         self._scores: dict[int, float | None] = {}
         policy = _LatestAndBest(max_to_keep, self._by_score)
@@ -108,28 +98,25 @@ class Checkpointer:
     ) -> bool:
         """Begins to save a step, and deletes the oldest beyond `max_to_keep`, but for the best.
 
-        The state may be changed or donated when this returns; the files are written meanwhile.
+        The state may be changed or donated when this returns; the files are written in the background.
 
         Args:
           step: not below the latest one saved.
           state: a pytree of arrays and numbers.
-          metadata: what JSON can hold; "config" in it is compared when restoring.
-          finite: the part of the state that may hold no NaN and no infinity.
-          score: how good the state is, more is better; None if it was not measured.
+          metadata: a dict that JSON can hold.
+          finite: the part of the state that must be finite.
+          score: of the state, higher is better; None if it was not measured.
 
         Returns:
-          False if this step is saved already (nothing is written), else True.
+          Whether the step is written; False if it was saved before.
 
         Raises:
           NotFinite: there is a NaN or an infinity in `finite`; nothing is written.
           CheckpointError: this step, or the one before it, cannot be written (a full disk).
-          ValueError: the step comes before the latest one.
         """
         steps = self.steps()
         if step in steps:
             return False
-        if steps and step < steps[-1]:
-            raise ValueError(f"step {step} comes before the latest checkpoint, {steps[-1]}")
         if wrong := _not_finite(finite):
             last = f"The last checkpoint is that of step {steps[-1]}." if steps else "There is none yet."
             raise NotFinite(f"step {step} is not saved: {wrong} holds a NaN or an infinity. {last}")
@@ -158,10 +145,8 @@ class Checkpointer:
     def restore(
         self,
         example: Any,
-        config: Mapping[str, Any] | None = None,
-        may_differ: tuple[str, ...] = (),
-        best: bool = False,
         differ: Callable[[Mapping[str, Any]], list[str]] | None = None,
+        best: bool = False,
     ) -> tuple[int, Any, dict[str, Any]] | None:
         """Restores the latest step that is whole, or that of the best score.
 
@@ -171,42 +156,30 @@ class Checkpointer:
         Args:
           example: a state of the same structure, shapes and types, of arrays or
             `jax.ShapeDtypeStruct`; its shardings are those of the result.
-          config: the config of now, compared with metadata["config"]; None compares nothing.
-          may_differ: fields (dotted) of the config that may differ.
+          differ: from the metadata of a step to lines as of `files.diff`, of what is different now.
           best: take the step of the best score.
-          differ: from the metadata of a step to lines as of `files.diff`, of what else differs.
 
         Returns:
           The step, the state and the metadata; None if there is no checkpoint.
 
         Raises:
-          ConfigMismatch: the checkpoint was made with another config.
+          ConfigMismatch: something differs.
           CheckpointError: all are damaged (nothing is renamed), the state has other leaves, or the best is
             asked for where no step has a score.
         """
         damaged: dict[int, str] = {}
         steps = self.steps()
-        if best and steps:
-            steps = self._by_score(steps)
-            if not steps:
-                raise CheckpointError(
-                    f"no checkpoint in {self.directory} has a score: nothing was measured when they were "
-                    "saved. Take the latest. A training is measured every evaluate_every steps, of which "
-                    "checkpoint_every should be a multiple; one with architecture parameters never is."
-                )
+        if best and steps and not (steps := self._by_score(steps)):
+            raise CheckpointError(
+                f"no checkpoint in {self.directory} has a score: nothing was measured when they were saved. "
+                "Take the latest. A training is measured every evaluate_every steps, of which "
+                "checkpoint_every should be a multiple; one with architecture parameters never is."
+            )
         for step in reversed(steps):
             try:
                 record = self._read_record(step)
-            except _Damaged as reason:
-                damaged[step] = str(reason)
-                continue
-            # Refusals come first, so that a wrong config renames nothing.
-            where = self.directory / str(step)
-            before = record["metadata"]
-            lines = [] if config is None else files.diff(before.get("config", {}), config)
-            _check_config(where, lines + (differ(before) if differ else []), may_differ)
-            _check_leaves(where, record, example)
-            try:
+                # Refusals come first, so that another config renames nothing.
+                self._check(step, record, example, differ)
                 stored = self._read_state(step, record, example)
             except _Damaged as reason:
                 damaged[step] = str(reason)
@@ -214,30 +187,16 @@ class Checkpointer:
             if damaged:
                 self._set_aside(damaged, step)
             return step, jax.tree.map(_with_empty, stored, example), record["metadata"]
-        if damaged:
-            reasons = "\n".join(f"  checkpoint {step}: {why}" for step, why in damaged.items())
-            which, advice = ("", "move the directory away to start again from step 0")
-            if best:
-                which, advice = (" with a score", "take the latest, which may be whole")
-            raise CheckpointError(
-                f"no checkpoint{which} in {self.directory} is whole:\n{reasons}\n"
-                f"Bring the files back, or {advice}."
-            )
-        return None
-
-    def _by_score(self, steps: Sequence[int]) -> list[int]:
-        """Those of some steps that have a score, the best one last; of equal ones the first is better."""
-        scores = {step: score for step in steps if (score := self._score(step)) is not None}
-        return sorted(scores, key=lambda step: (scores[step], -step))
-
-    def _score(self, step: int) -> float | None:
-        """The score that a step was saved with; None if there is none, or its record is damaged."""
-        if step not in self._scores:
-            try:
-                self._scores[step] = self._read_record(step).get("score")
-            except _Damaged:
-                self._scores[step] = None  # `restore` warns of it; here the step counts as not measured.
-        return self._scores[step]
+        if not damaged:
+            return None
+        reasons = "\n".join(f"  checkpoint {step}: {why}" for step, why in damaged.items())
+        which, advice = ("", "move the directory away to start again from step 0")
+        if best:
+            which, advice = (" with a score", "take the latest, which may be whole")
+        raise CheckpointError(
+            f"no checkpoint{which} in {self.directory} is whole:\n{reasons}\n"
+            f"Bring the files back, or {advice}."
+        )
 
     def standing(self) -> tuple[int, dict[str, Any]] | None:
         """The last step whose record is whole, and its metadata; None if there is none."""
@@ -255,11 +214,7 @@ class Checkpointer:
         return max((one for one in steps if one < step), default=None)
 
     def wait(self) -> None:
-        """Returns when the last `save` is on disk.
-
-        Raises:
-          CheckpointError: it could not be written.
-        """
+        """Returns when the last `save` is on disk; raises CheckpointError if it could not be written."""
         with self._errors_as_sentences():
             self._orbax.wait_until_finished()
 
@@ -277,6 +232,16 @@ class Checkpointer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _by_score(self, steps: Sequence[int]) -> list[int]:
+        """Those of some steps that have a score, the best one last; of equal ones the first is better."""
+        for step in steps:
+            if step not in self._scores:
+                self._scores[step] = None  # as one whose record is damaged
+                with contextlib.suppress(_Damaged):
+                    self._scores[step] = self._read_record(step).get("score")
+        scores = {step: score for step in steps if (score := self._scores[step]) is not None}
+        return sorted(scores, key=lambda step: (scores[step], -step))
+
     def _read_record(self, step: int) -> dict[str, Any]:
         """The JSON of a step, or raises _Damaged."""
         with _errors_as_damage():
@@ -289,7 +254,33 @@ class Checkpointer:
                 raise _Damaged(f"it holds step {record['step']}")
             return record
 
-    def _read_state(self, step: int, record: dict[str, Any], example: Any) -> Any:
+    def _check(
+        self,
+        step: int,
+        record: Mapping[str, Any],
+        example: Any,
+        differ: Callable[[Mapping[str, Any]], list[str]] | None,
+    ) -> None:
+        """Raises for a checkpoint of another training, or of a state of another form."""
+        where = self.directory / str(step)
+        if "checksums" not in record:
+            raise CheckpointError(
+                f"the checkpoint {where} was saved by an earlier version of jaxnas. Finish the run with "
+                "that version, or choose another workdir."
+            )
+        if lines := differ(record["metadata"]) if differ is not None else []:
+            raise ConfigMismatch(
+                f"the checkpoint {where} was made by another training:{files.indented(lines, len(lines))}"
+                "\nRestore these to resume, or choose another workdir to begin anew.",
+                lines,
+            )
+        if lines := files.diff(record["leaves"], _types(example)):
+            raise CheckpointError(
+                f"the checkpoint {where} holds another state:{files.indented(lines)}"
+                "\nStart with the network and training that it was made with, or choose another workdir."
+            )
+
+    def _read_state(self, step: int, record: Mapping[str, Any], example: Any) -> Any:
         """The leaves of a step as they were stored, or raises _Damaged."""
         with _errors_as_damage():
             args = ocp.args.Composite(state=ocp.args.StandardRestore(_stored(example)))
@@ -302,7 +293,7 @@ class Checkpointer:
     def _remove_unfinished(self) -> None:
         """Removes what a save left that was killed or failed.
 
-        Orbax can do so too, but in a thread that goes on when this is closed.
+        Orbax can do so too, but in a thread that outlives this object.
         """
         deadline = time.monotonic() + 5  # The other threads of a save that failed may still write.
         while leftovers := list(self.directory.glob(f"*{ocp.utils.TMP_DIR_SUFFIX}*")):
@@ -313,15 +304,13 @@ class Checkpointer:
                 return
             time.sleep(0.01)
 
-    def _set_aside(self, damaged: dict[int, str], good: int) -> None:
+    def _set_aside(self, damaged: Mapping[int, str], good: int) -> None:
         """Renames damaged steps to corrupt-<step>, or corrupt-<step>-2 if that exists, and so on."""
         for step in damaged:
             self._scores[step] = None
         for step, why in damaged.items() if jax.process_index() == 0 else ():
-            aside, number = self.directory / f"corrupt-{step}", 1
-            while aside.exists():
-                number += 1
-                aside = self.directory / f"corrupt-{step}-{number}"
+            names = (f"corrupt-{step}", *(f"corrupt-{step}-{number}" for number in range(2, 1000)))
+            aside = next(path for name in names if not (path := self.directory / name).exists())
             (self.directory / str(step)).rename(aside)
             _logger.warning(
                 f"checkpoint {step} in {self.directory} is damaged ({why}): it is now {aside.name}, "
@@ -332,7 +321,7 @@ class Checkpointer:
 
     @contextlib.contextmanager
     def _errors_as_sentences(self) -> Iterator[None]:
-        """Turns what a save raises into a CheckpointError, and removes what it left."""
+        """Turns errors of a save into a CheckpointError, and removes what the save left."""
         try:
             yield
         except (OSError, ValueError) as error:  # TensorStore raises ValueError for a full disk.
@@ -348,13 +337,16 @@ class Checkpointer:
             )
             raise CheckpointError(
                 f"checkpoint {step} could not be written to {self.directory}: {full or _reason(error)}."
-                f"{advice if full else ''} Started again, the run goes on from the last whole checkpoint."
+                f"{advice if full else ''} Started again, the run resumes from the last whole checkpoint."
             ) from error
 
 
 @dataclasses.dataclass(frozen=True)
 class _LatestAndBest:
-    """Which checkpoints Orbax keeps: the latest ones, and the best of all."""
+    """Preserves the latest checkpoints, and the best of all.
+
+    Orbax's `BestN` reads a file of metrics, and a damaged one keeps the directory from being opened.
+    """
 
     count: int
     by_score: Callable[[Sequence[int]], list[int]]
@@ -388,22 +380,13 @@ def _not_an_error_of_orbax(record: logging.LogRecord) -> bool:
     return record.levelno < logging.ERROR or "orbax" not in record.pathname
 
 
-def _stored(state: Any) -> Any:
-    """A state as Orbax can keep it.
-
-    It saves NumPy scalars but cannot restore them: they become arrays of no axes. It refuses arrays
-    without elements (a memory of no layers): something stands for them.
-    """
-
-    def one(leaf: Any) -> Any:
-        leaf = np.asarray(leaf) if isinstance(leaf, np.generic) else leaf
-        return np.zeros(1, np.int32) if _is_empty(leaf) else leaf
-
-    return jax.tree.map(one, state)
-
-
 def _is_empty(leaf: Any) -> bool:
     return getattr(leaf, "size", 1) == 0
+
+
+def _stored(state: Any) -> Any:
+    """A state with placeholders for arrays without elements (a memory of no layers), which Orbax refuses."""
+    return jax.tree.map(lambda leaf: np.zeros(1, np.int32) if _is_empty(leaf) else leaf, state)
 
 
 def _with_empty(leaf: Any, like: Any) -> Any:
@@ -486,27 +469,3 @@ def _not_finite(tree: Any) -> str:
     }
     finite = jax.device_get(_all_finite(list(leaves.values())))
     return next((name for name, good in zip(leaves, finite, strict=True) if not good), "")
-
-
-def _check_config(where: epath.Path, lines: list[str], may_differ: tuple[str, ...]) -> None:
-    lines = [line for line in dict.fromkeys(lines) if line.split(": ", 1)[0] not in may_differ]
-    if lines:
-        raise ConfigMismatch(
-            f"the checkpoint {where} was made by another training:{files.indented(lines, len(lines))}"
-            "\nRestore these to resume, or choose another workdir to begin anew.",
-            lines,
-        )
-
-
-def _check_leaves(where: epath.Path, record: Mapping[str, Any], example: Any) -> None:
-    if "checksums" not in record:
-        raise CheckpointError(
-            f"the checkpoint {where} was saved by an earlier version of jaxnas. Finish the run with "
-            "that version, or choose another workdir."
-        )
-    lines = files.diff(record["leaves"], _types(example))
-    if lines:
-        raise CheckpointError(
-            f"the checkpoint {where} holds another state:{files.indented(lines)}"
-            "\nStart with the network and training that it was made with, or choose another workdir."
-        )

@@ -1,6 +1,6 @@
 """Fingerprints of trainings and searches, which are compared before a run resumes.
 
-Digests are the same in every process: they contain no addresses, no order of a set, no place in the source.
+Digests are the same in every process: no address, order of a set or place in the source is in them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from typing import Any
 import flax.linen as nn
 import jax
 import numpy as np
-import optax
 from jax.extend import core
 
 from jaxnas import files
@@ -20,10 +19,10 @@ from jaxnas.subnet import init
 from jaxnas.tasks import Call, Task
 from jaxnas.training.checkpoint import checksums
 from jaxnas.training.plain import field_names, to_dict
-from jaxnas.training.recipe import Recipe
+from jaxnas.training.recipe import Recipe, TrainState
 from jaxnas.training.recipes import Fixed
 from jaxnas.training.settings import Training
-from jaxnas.training.state import TrainState
+from jaxnas.training.setup import Optimizer, Options, Setup
 
 _BYTES = 2**22  # of the examples that stand for a role; small data are compared whole
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
@@ -59,10 +58,36 @@ def scoring_alone(task: Task, net: nn.Module, training: Training) -> str:
     return files.digest(files.plain(record))
 
 
-def compared_with(now: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], list[str]]:
+def fingerprint(setup: Setup, state: TrainState, options: Options) -> dict[str, Any]:
+    """All that decides the weights of a training, which `fit` keeps in its checkpoints.
+
+    Args:
+      setup: of the training.
+      state: the first one.
+      options: as given.
+    """
+    given, cost = options.variables, options.cost if setup.recipe.needs_cost else None
+    return {
+        **deciding(setup.task, setup.net, setup.training, setup.recipe),
+        "seed": setup.seed,
+        "stream": setup.stream,
+        "variables": None if given is None else weights_digest(given),
+        "optimizer": None if options.optimizer is None else _optimizer_digest(options.optimizer, state),
+        "cost": None if cost is None else files.plain(cost(setup.net.space.largest())),
+    }
+
+
+def compared_with(
+    now: Mapping[str, Any], may_differ: tuple[str, ...] = ()
+) -> Callable[[Mapping[str, Any]], list[str]]:
     """From a checkpoint's metadata to what differs now, as `Checkpointer.restore` takes it."""
     plain = files.plain(now)
-    return lambda metadata: differences(metadata.get("decided_by", {}), plain)
+
+    def differ(metadata: Mapping[str, Any]) -> list[str]:
+        lines = differences(metadata.get("decided_by", {}), plain)
+        return [line for line in lines if line.partition(": ")[0] not in may_differ]
+
+    return differ
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -85,9 +110,7 @@ def weights_digest(variables: Any) -> str:
     return files.digest(checksums(variables))
 
 
-def optimizer_digest(
-    optimizer: tuple[optax.GradientTransformation, optax.Schedule], state: TrainState
-) -> dict[str, str]:
+def _optimizer_digest(optimizer: Optimizer, state: TrainState) -> dict[str, str]:
     """Digests of an optimizer's update and of its learning rate."""
     transformation, schedule = optimizer
     params, own = jax.tree.map(

@@ -1,4 +1,4 @@
-"""Distillation: what a network learns from the predictions of another one.
+"""Distillation: learning from the predictions of another network.
 
 A divergence is a function of the teacher's and the student's logits [..., classes] that gives nats [...].
 """
@@ -6,7 +6,6 @@ A divergence is a function of the teacher's and the student's logits [..., class
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -41,10 +40,9 @@ def kl(teacher: jax.Array, student: jax.Array) -> jax.Array:
 def adaptive_alpha(teacher: jax.Array, student: jax.Array) -> jax.Array:
     """The larger one of two clipped alpha-divergences (AlphaNet, arXiv 2102.07954, section 3.2).
 
-    One punishes a student that is too sure where the teacher is not. The other one punishes a student that
-    overlooks what the teacher sees. The importance weights are clipped, in the value and in the gradient, so
-    that a class that one of the two finds next to impossible does not decide everything. Its gradients are
-    still large: in a `Sandwich` set `project_after`, by which those of the students are limited.
+    One penalizes a student that is more certain than the teacher, the other one a student that misses modes
+    of the teacher. The importance weights are clipped, in the value and in the gradient, against classes of
+    next to no probability. Gradients are still large: in a `Sandwich`, `project_after` limits them.
     """
     values, gradients = zip(*(_alpha(teacher, student, alpha) for alpha in _ALPHAS), strict=True)
     surrogate = jnp.where(values[0] > values[1], gradients[0], gradients[1])
@@ -83,17 +81,6 @@ class Teacher:
     variables: Any
 
 
-@functools.lru_cache(maxsize=4)
-def _load(path: str) -> Teacher:
-    with jax.ensure_compile_time_eval():  # also where a state is made by shape
-        return Teacher(*load_subnet(path))
-
-
-def load_teacher(teacher: Teacher | str) -> Teacher:
-    """The network that a folder holds, or the one that is given."""
-    return _load(teacher) if isinstance(teacher, str) else teacher
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Distillation:
     """How networks learn from a teacher.
@@ -103,8 +90,8 @@ class Distillation:
       temperature: by which both logits are divided; the divergence is multiplied by its square, so that
         gradients keep their size (Hinton et al., arXiv 1503.02531, section 2).
       label_weight: of the loss on the labels, which is added.
-      teacher: a trained network, or the folder that `save_subnet` wrote one to, which must stay where it is;
-        `Teacher(*load_subnet(folder, module=...))` where its class is one's own. None where the largest
+      teacher: a trained network, or the folder that `save_subnet` wrote one to, which is read when a training
+        begins; `Teacher(*load_subnet(folder, module=...))` for a user-defined class. None where the largest
         network of each step is the teacher of the others.
     """
 
@@ -122,12 +109,14 @@ class Distillation:
         check_numbers(self, "temperature", above=0)
         check_numbers(self, "label_weight", least=0)
 
-    def loss(self, predictions: Predictions, teacher: jax.Array) -> jax.Array:
-        """The loss of a student, float32 [].
+    def loaded(self) -> Distillation:
+        """The distillation with its teacher read from the folder, if it names one."""
+        if not isinstance(self.teacher, str):
+            return self
+        return dataclasses.replace(self, teacher=Teacher(*load_subnet(self.teacher)))
 
-        Args:
-          predictions: of the student.
-          teacher: logits of the teacher on the same batch, as many as the student's.
+    def loss(self, predictions: Predictions, teacher: jax.Array) -> jax.Array:
+        """The loss of a student, float32 [], from its predictions and a teacher's logits on the same batch.
 
         Raises:
           ValueError: a teacher of other classes.
@@ -145,7 +134,7 @@ class Distillation:
 
 @dataclasses.dataclass(frozen=True)
 class _AsEvaluated:
-    """A network that runs as in an evaluation, also where it is asked to train."""
+    """A network that ignores `train=True`."""
 
     net: Any
 
@@ -155,10 +144,10 @@ class _AsEvaluated:
 
 
 def teacher_logits(task: Task, net: Any, variables: Any, batch: Any, carry: Any, key: jax.Array) -> jax.Array:
-    """What a trained network predicts for a batch as it is augmented by the key, without dropout.
+    """The logits of a trained network for a batch as the key augments it, without dropout.
 
     Raises:
-      ValueError: a teacher of other classes, or a task that hands something from batch to batch, which would
+      ValueError: a teacher of other classes, or a task that hands a memory from batch to batch, which would
         have to be the teacher's own.
     """
     if jax.tree.leaves(carry):

@@ -13,18 +13,14 @@ import numpy as np
 
 from jaxnas import files
 from jaxnas.processes import is_first, on_host
-from jaxnas.space import Space
 
 if TYPE_CHECKING:
+    from jaxnas.training.setup import Setup
     from jaxnas.training.store import Store
 
 DIVERGED = "diverged.json"
-# The settings that may be changed after a training has diverged, of a supernet or of a network alone.
-MENDS = tuple(
-    f"{group}.{name}"
-    for group in ("training", "retraining")
-    for name in ("learning_rate", "clip", "warmup_steps")
-)
+# The settings that may be changed after a training has diverged.
+MENDS = ("training.learning_rate", "training.clip", "training.warmup_steps")
 
 
 class DivergedError(RuntimeError):
@@ -35,9 +31,8 @@ class DivergedError(RuntimeError):
 class Course:
     """Running statistics of a loss, which detect divergence while values are still finite.
 
-    A loss is bad above 10 times its best smoothed value, twice the first one, and 10: less may be only
-    a hard batch, or the beginning of fine-tuning. After three bad steps in a row the smoothed loss is bad
-    too.
+    A loss is bad above 10 times its best smoothed value, twice the first one, and 10: less may be a hard
+    batch, or the beginning of fine-tuning. Three bad steps in a row make the smoothed loss bad.
 
     Attributes:
       first: loss; None before the first step.
@@ -82,15 +77,14 @@ class Course:
         return self.smoothed > self.limit
 
 
-def check_steps(space: Space, flags: list[tuple[range, Any, Any, Any]], store: Store, seed: int) -> None:
+def check_steps(setup: Setup, flags: list[tuple[range, Any, Any, Any]], store: Store) -> None:
     """Moves the store's course on, and raises DivergedError for a step at which the training diverged.
 
     Args:
-      space: of the network.
+      setup: of the training.
       flags: of each call, the numbers of its steps from 0, whether each was finite (bool, [steps] or []),
         the architectures that they trained, or None, and their losses.
-      store: of the training; the step is written down in its folder.
-      seed: of the run.
+      store: of the training; the step is recorded in its folder.
     """
     for numbers, finite, _, losses in flags:
         finite, losses = np.atleast_1d(finite), np.atleast_1d(losses)  # [steps of the call]
@@ -98,7 +92,7 @@ def check_steps(space: Space, flags: list[tuple[range, Any, Any, Any]], store: S
             store.course = store.course.after(number + 1, float(loss)) if is_finite else store.course
             if not is_finite or store.course.ruined:
                 step = store.course.since if is_finite else number + 1
-                raise diverged(step, store, seed, space, _archs_of(step, flags))
+                raise diverged(step, setup, store, _archs_of(step, flags))
 
 
 def _archs_of(step: int, flags: list[tuple[range, Any, Any, Any]]) -> Any:
@@ -109,25 +103,21 @@ def _archs_of(step: int, flags: list[tuple[range, Any, Any, Any]]) -> Any:
     return None  # trained before the last look
 
 
-def diverged(
-    step: int, store: Store, seed: int, space: Space | None = None, archs: Any = None
-) -> DivergedError:
-    """The error of a step, counted from 1, which is written down in the folder of the store.
+def diverged(step: int, setup: Setup, store: Store, archs: Any = None) -> DivergedError:
+    """The error of a step, which is recorded in the folder of the store.
 
-    Where the loss left its course, checkpoints of the weights that it was first suspicious with, and later
-    ones, are removed.
+    Where the loss left its course, checkpoints from the first suspicious step on are removed.
 
     Args:
       step: its number, from 1.
-      store: of the training.
-      seed: of the run.
-      space, archs: the architectures that the step trained, a batch of them, if they are known and hard.
+      setup, store: of the training.
+      archs: a batch of the hard architectures that the step trained, if they are known.
     """
     course = store.course
     good = store.last_before(course.since - 1 if course.bad else step)
-    trained = [] if space is None or archs is None else space.to_dicts(archs)
+    trained = [] if archs is None else setup.net.space.to_dicts(archs)
     if store.folder is not None and is_first():
-        record = {"step": step, "architectures": trained, "seed": seed}
+        record = {"step": step, "architectures": trained, "seed": setup.seed}
         files.write_json(store.folder / DIVERGED, record)
     which = f" It trained {json.dumps(files.plain(trained[0]))}." if len(trained) == 1 else ""
     what = f"The loss or a gradient of step {step} is not finite."

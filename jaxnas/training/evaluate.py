@@ -2,7 +2,7 @@
 
 A population runs as `lax.map` over architectures: each keeps its real branches and pays for its own
 size, in one program that is compiled once. (`vmap` would run every architecture at the maximal size.)
-Several devices evaluate different architectures, dealt by their products so that all have as much to do.
+Several devices evaluate different architectures, dealt by their products to balance the work.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Evaluator:
         first also gives standard errors.
       divided, whole: the role's batches for `one`, whose rows devices share, and for `many`.
       deal: from a batch of architectures to their rows in the order in which devices take them; some may
-        be taken twice.
+        be repeated.
       net: the network, as it is evaluated.
     """
 
@@ -66,9 +66,6 @@ class Evaluator:
 
         Returns:
           float32 [] for a single architecture, float32 [n] for a batch of n; exact over the role's data.
-
-        Raises:
-          ValueError: an architecture that is not one of the network's space, or variables of another network.
         """
         variables, archs = self._checked(variables, archs)
         if archs is None or not is_batch(self.net.space, archs):
@@ -90,8 +87,8 @@ class Evaluator:
         """The metrics of one architecture, and the standard error of each, by name.
 
         The error is that of the mean over the role's data: a jackknife that leaves out one batch at a time
-        (Efron and Tibshirani, An Introduction to the Bootstrap, 1993, chapter 11). Neighboring tokens of a
-        text say much the same, and batches are far longer than that.
+        (Efron and Tibshirani, An Introduction to the Bootstrap, 1993, chapter 11). Batches are far longer
+        than the correlations between neighboring tokens of a text.
 
         Args:
           variables: of the network.
@@ -99,10 +96,6 @@ class Evaluator:
 
         Returns:
           Two times float32 [] for each metric; the errors are NaN where there is only one batch.
-
-        Raises:
-          ValueError: an architecture that is not one of the network's space, or a batch of them; variables
-            of another network.
         """
         variables, arch = self._checked(variables, arch)
         return self.one(variables, place(arch, everywhere(self.mesh)), self.divided())
@@ -121,7 +114,7 @@ class Evaluator:
         Args:
           variables: of the network.
           archs: a batch of n.
-          size: rows to which a shorter batch is filled up, so that it compiles nothing new.
+          size: rows to which a shorter batch is padded, so that nothing new is compiled.
 
         Raises:
           ValueError: the role is "test", on which nothing may be compared.
@@ -147,8 +140,7 @@ def make_evaluator(
 ) -> Evaluator:
     """A function from variables and architectures to metrics on a role of the task's data.
 
-    Batch statistics, where the network has them, are made anew for each architecture from training
-    batches before it is measured; see `jaxnas.calibrate`.
+    Batch statistics are calibrated for each architecture before it is measured; see `jaxnas.calibrate`.
 
     Args:
       task: the data, the loss and the metrics.
@@ -191,9 +183,15 @@ def make_evaluator(
         if mesh is not None:
             where = jax.tree.map(lambda axis: rows_of(mesh, axis), task.carry_axes(carry))
             carry = lax.with_sharding_constraint(carry, where)
-        parts = sums_by_batch(task, net, variables, arch, batches, carry)
+
+        def one(carry: Any, batch: Any) -> tuple[Any, Any]:
+            _, (carry, sums) = task.loss(Call(net, variables, arch, batch, carry))
+            return carry, sums
+
+        _, parts = lax.scan(one, carry, batches)  # the sums of each batch, float32 [batches] by name
+        total = jax.tree.map(lambda x: jnp.sum(x, axis=0), parts)
         errors = {metric.name: _standard_error(metric, parts) for metric in task.metrics}
-        return metrics_of(task, parts), errors
+        return {metric.name: metric.value(total) for metric in task.metrics}, errors
 
     def in_turns(mesh: Mesh | None, variables: Any, archs: Any, batches: Any) -> Metrics:
         return lax.map(lambda arch: evaluate(mesh, variables, arch, batches)[0], archs)
@@ -218,17 +216,8 @@ def make_evaluator(
         batches = whole
         deal = functools.partial(_deal, cost(net, task.inputs), mesh.size)
     compiled = functools.partial(jax.jit, out_shardings=everywhere(mesh))
-    return Evaluator(
-        task,
-        role,
-        mesh,
-        compiled(in_program(evaluate)),
-        compiled(many),
-        divided,
-        batches,
-        deal,
-        net,
-    )
+    one = compiled(in_program(evaluate))
+    return Evaluator(task, role, mesh, one, compiled(many), divided, batches, deal, net)
 
 
 def calibrated(
@@ -241,7 +230,7 @@ def calibrated(
     Args:
       task: the data.
       net: a network with a `space`.
-      variables: its variables; those of a network without batch statistics come back as they are.
+      variables: its variables, returned as they are if the network has no batch statistics.
       arch: the architecture; None for a network of only one.
       calibration: training batches that batch statistics are made from.
     """
@@ -250,24 +239,6 @@ def calibrated(
     held_out = [role for role in task.sizes if role != "train"]
     rows = _rows(task.evaluation(held_out[0], None, 1)) if held_out else task.rows("train")
     return calibrate_one(net, variables, arch, _calibrating(task, net, rows, calibration))
-
-
-def sums_by_batch(
-    task: Task, net: nn.Module, variables: Any, arch: Arch | None, batches: Any, carry: Any
-) -> Sums:
-    """The sums of each batch of `Task.evaluation`, float32 [batches] by name; traceable."""
-
-    def one(carry: Any, batch: Any) -> tuple[Any, Any]:
-        _, (carry, sums) = task.loss(Call(net, variables, arch, batch, carry))
-        return carry, sums
-
-    return lax.scan(one, carry, batches)[1]
-
-
-def metrics_of(task: Task, parts: Sums) -> Metrics:
-    """The metrics over all batches of such sums, float32 [] by name."""
-    sums = jax.tree.map(lambda x: jnp.sum(x, axis=0), parts)
-    return {metric.name: metric.value(sums) for metric in task.metrics}
 
 
 def _standard_error(metric: Metric, parts: Sums) -> jax.Array:

@@ -22,10 +22,9 @@ METRIC = Metric("kl", "nats", "min", lambda sums: sums["kl"] / sums["predictions
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Imitation(Task):
-    """A task whose metric is the divergence from the predictions of a reference network.
+    """A task whose metric is KL(reference, network), the mean over predictions.
 
-    The divergence is KL(reference, network), a mean over predictions. It needs no labels, and a change of a
-    network shows in it long before it shows in an accuracy.
+    It needs no labels, and a change of a network shows in it long before it shows in an accuracy.
 
     Attributes:
       task: whose data and predictions they are.

@@ -1,4 +1,4 @@
-"""Keys of a run: each use of randomness has a number of its own, so that a new one changes no other."""
+"""Keys of a run: each use of randomness has its own number, so a new one changes no other."""
 
 from __future__ import annotations
 
@@ -32,26 +32,14 @@ _NUMBERS = {
 
 
 def check_seed(seed: Any) -> None:
-    """Refuses what is no seed of a run.
-
-    Raises:
-      ValueError: says what one is.
-    """
+    """Raises ValueError for a value that is no seed."""
     whole = isinstance(seed, int | np.integer) and not isinstance(seed, bool)
     if not whole or not 0 <= seed < 2**32:
         raise ValueError(f"seed is {seed!r}, expected a whole number from 0 to {2**32 - 1}.")
 
 
 def stream(seed: int, name: str) -> jax.Array:
-    """The typed key of one use of randomness.
-
-    Args:
-      seed: of the run.
-      name: of the use, as "evolution".
-
-    Raises:
-      ValueError: no seed, or no such use.
-    """
+    """The typed key of one use of randomness, as "evolution", by the seed of a run."""
     check_seed(seed)
     if name not in _NUMBERS:
         raise ValueError(f"{name!r} is no use of randomness{nearest(name, _NUMBERS) or '.'}")

@@ -1,9 +1,9 @@
-"""The devices of a run as a mesh, and where its arrays lie on them.
+"""The devices of a run as a mesh, and the shardings of its arrays.
 
 A mesh has two axes. The rows of a batch are divided over all devices. A parameter, its gradient, its average
-and what the optimizer keeps of it are divided over the axis "model", and there are copies along "data". With
-one device for "model", the default, each device has all parameters; with more, a supernet may be larger than
-one device, and what a layer uses is gathered where it is used.
+and its moments are divided over the axis "model" and replicated along "data". With one device for "model",
+the default, each device has all parameters; with more, a supernet may be larger than one device, and the
+parameters that a layer uses are gathered there.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from jaxnas.network import annotated
 from jaxnas.processes import on_host
 from jaxnas.tasks import Task
 from jaxnas.tensors import flatten
-from jaxnas.training.state import TrainState
+from jaxnas.training.recipe import TrainState
 
 # Logical names of axes that are divided over "model", the first one first.
 RULES = ("vocabulary", "mlp", "heads", "embed")
@@ -60,6 +60,12 @@ def rows_of(mesh: Mesh, axis: int = 0) -> NamedSharding:
 def everywhere(mesh: Mesh) -> NamedSharding:
     """Arrays that each device has whole."""
     return NamedSharding(mesh, P())
+
+
+def processes_of(mesh: Mesh) -> tuple[int, int]:
+    """The place of this process among those that hold devices of the mesh, and their number."""
+    processes = sorted({device.process_index for device in mesh.devices.flat})
+    return processes.index(jax.process_index()), len(processes)
 
 
 def program_of(mesh: Mesh) -> contextlib.AbstractContextManager:

@@ -1,7 +1,7 @@
-"""Ending a run in order when the machine or the user asks it to.
+"""Stopping a training in order when the machine or the user asks for it.
 
-Of several processes, those that are asked tell the others, and all stop behind the same step: JAX's
-preemption service takes the SIGTERM that schedulers send, and agrees on the step.
+Of several processes, JAX's preemption service takes the SIGTERM that schedulers send, and agrees on the step
+after which all stop.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Stopped(BaseException):
     """A signal stopped a training: Ctrl-C raises it as a KeyboardInterrupt, SIGTERM as a SystemExit of 143.
 
     Attributes:
-      trained: what the training had come to.
+      trained: the result so far.
     """
 
     def __init__(self, message: str, trained: Any) -> None:
@@ -44,18 +44,13 @@ class Terminated(Stopped, SystemExit):
 
 @dataclasses.dataclass
 class Stop:
-    """Whether the run was asked to stop; the loop reads it after each step.
-
-    Attributes:
-      requested: by a signal.
-      kind: what the training raises when it has stopped.
-    """
+    """Whether a signal requested a stop, and the exception to raise then."""
 
     requested: bool = False
     kind: type[Stopped] = Terminated
 
     def reached(self, turn: int) -> bool:
-        """Whether to stop now; asked once in each turn of a loop, from 1, the same in all processes."""
+        """Whether to stop now; called once in each turn of a loop, from 1, the same in all processes."""
         if jax.process_count() == 1:
             return self.requested
         return multihost_utils.reached_preemption_sync_point(turn)
@@ -63,20 +58,9 @@ class Stop:
 
 @contextlib.contextmanager
 def stop_on_signals() -> Iterator[Stop]:
-    """Turns the first SIGTERM or Ctrl-C into a request that the loop can answer by saving.
-
-    A second signal acts as it would have without this context, so that an impatient user is not
-    made to wait. The handlers of before come back at the end.
-
-    Yields:
-      A `Stop` whose `requested` becomes True.
-
-    Raises:
-      ValueError: called outside the main thread, where Python cannot set signal handlers.
-    """
-    stop = Stop()
-    together = jax.process_count() > 1
-    # With several, JAX has a handler of its own for SIGTERM, which tells the other processes.
+    """Turns the first SIGTERM or Ctrl-C into a request; a second one acts as without this context."""
+    stop, together = Stop(), jax.process_count() > 1
+    # With several, JAX has its own handler for SIGTERM, which tells the other processes.
     signals = (signal.SIGINT,) if together else (signal.SIGTERM, signal.SIGINT)
     before = {number: signal.getsignal(number) for number in signals}
 

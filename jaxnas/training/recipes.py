@@ -1,15 +1,14 @@
 """Recipes: which architectures a training step trains, and what they learn from.
 
-What each does to weights that no architecture of a step uses: they stay as they are, bit for bit, with all
-recipes (unless `training.freeze_inactive` is off). A step of `Sandwich` trains the largest network, so none
-is left out.
+All recipes leave weights unused by the step's architectures bit-for-bit unchanged, unless
+`training.freeze_inactive` is off.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -18,17 +17,15 @@ import numpy as np
 from jaxnas.checks import check_counts, check_numbers
 from jaxnas.cost import Cost
 from jaxnas.space import Arch, Space
-from jaxnas.training.distillation import Distillation, load_teacher
-from jaxnas.training.recipe import Gradients, Problem, Recipe, Watches
-from jaxnas.training.region import Region, region_of
+from jaxnas.training.distillation import Distillation, Teacher
+from jaxnas.training.recipe import Gradients, Problem, Recipe, Region, TrainState, Watches, region_of
 from jaxnas.training.samplers import Random, Sampler, draw
-from jaxnas.training.state import TrainState
 from jaxnas.training.together import Given, train_alone, train_together
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Sampling(Recipe):
-    """What recipes share that train hard architectures on the training batches.
+    """Recipes that train hard architectures on the training batches.
 
     Attributes:
       distill: how networks learn from a teacher; None to learn from the labels alone.
@@ -39,8 +36,20 @@ class _Sampling(Recipe):
     distill: Distillation | None = None
     spread: bool = False
 
+    @property
+    def teacher(self) -> Teacher | None:
+        """The trained network that the networks of a step learn from."""
+        found = None if self.distill is None else self.distill.teacher
+        assert not isinstance(found, str)  # `loaded` has read it
+        return found
+
+    def loaded(self) -> Self:
+        """The recipe with its teacher read from a folder."""
+        distill = None if self.distill is None else self.distill.loaded()
+        return self if distill is self.distill else dataclasses.replace(self, distill=distill)
+
     def check(self, space: Space, cost: Cost | None) -> None:
-        """Refuses a distillation without a teacher."""
+        """Raises ValueError for a distillation without a teacher."""
         if self.distill is not None and self.distill.teacher is None:
             raise ValueError(
                 f"{type(self).__name__}: the distillation has no teacher, and without the largest network in "
@@ -49,18 +58,15 @@ class _Sampling(Recipe):
             )
 
     def init(self, space: Space) -> tuple[Any, Any]:
-        """Nothing but the parameters is trained; a trained teacher's are kept beside them."""
-        if self.distill is None or self.distill.teacher is None:
-            return (), ()
-        return (), {"teacher": load_teacher(self.distill.teacher).variables}
+        """Keeps the variables of a trained teacher."""
+        return (), () if self.teacher is None else {"teacher": self.teacher.variables}
 
     def given(self, problem: Problem, state: TrainState, batches: Mapping[str, Any], key: jax.Array) -> Given:
-        """What the networks of a step are trained on, with what a trained teacher says of it."""
+        """The inputs of the networks of a step, with the logits of a trained teacher."""
         batch, carry, taught = batches["train"], state.carry["train"], None
-        if self.distill is not None and self.distill.teacher is not None:
+        if self.teacher is not None:
             assert problem.teach is not None
-            net = load_teacher(self.distill.teacher).net
-            taught = problem.teach(net, state.recipe["teacher"], batch, carry, key)
+            taught = problem.teach(self.teacher.net, state.recipe["teacher"], batch, carry, key)
         return Given(state.params, batch, carry, key, taught)
 
     def train(
@@ -94,8 +100,7 @@ class Uniform(_Sampling):
     Attributes:
       architectures: how many are trained on each batch; their gradients are averaged.
       sampler: how they are drawn: `Random`, every option equally likely; `Stratified`, by size; `Attentive`.
-      distill: how they learn from a trained teacher; None to learn from the labels alone.
-      spread: whether devices take different architectures; each then has all rows of the batch in memory.
+      distill, spread: see `Sandwich`; a teacher must be given.
     """
 
     architectures: int = 1
@@ -110,7 +115,7 @@ class Uniform(_Sampling):
         return self.sampler.needs_cost
 
     def check(self, space: Space, cost: Cost | None) -> None:
-        """Refuses a distillation without a teacher, and costs that there are not."""
+        """See `Recipe`."""
         super().check(space, cost)
         self.sampler.check(space, cost)
 
@@ -138,7 +143,8 @@ class Sandwich(_Sampling):
       distill: how they learn from the largest; None to learn from the labels, as it does.
       project_after: share of the training after which the part of the largest one's gradient that points
         against the others' is dropped, 0 to 1 (NASViT, ICLR 2022); None for the plain mean.
-      spread: see `Uniform`.
+      spread: whether devices take different architectures, where their number divides that of the networks
+        but the largest. Each then has all rows of the batch in memory.
     """
 
     random: int = 2
@@ -156,7 +162,7 @@ class Sandwich(_Sampling):
         return self.random > 0 and self.sampler.needs_cost
 
     def check(self, space: Space, cost: Cost | None) -> None:
-        """Refuses a space of one architecture, and costs that there are not."""
+        """See `Recipe`."""
         if space.cardinality == 1:
             raise ValueError(
                 "Sandwich: the network has only one architecture, which would be the largest and the "
@@ -190,17 +196,15 @@ class Sandwich(_Sampling):
 class Fair(_Sampling):
     """Strict fairness: in each step every option of every choice is trained equally often.
 
-    Each element of the architectures goes through its options in a random order of its own (FairNAS, Chu et
-    al., ICCV 2021, section 3.2). A step has as many architectures as the choice with most options has
-    options. A choice with fewer goes through them again, in another order: where their number does not
-    divide, some of them are trained once more than others in a step, drawn anew each time. What is not
-    active, as a layer beyond the depth, is not trained.
+    Each element of the architectures passes through its options in its own random order (FairNAS, Chu et al.,
+    ICCV 2021, section 3.2). A choice with fewer options than a step has architectures passes through them
+    again: where their number does not divide, random ones are trained once more than others. Inactive parts,
+    such as a layer beyond the depth, are not trained.
 
     Attributes:
       architectures: in a step; None for the largest number of options. With the least common multiple of
         the numbers of options, every step is strictly fair.
-      distill: how they learn from a trained teacher; None to learn from the labels alone.
-      spread: see `Uniform`.
+      distill, spread: see `Sandwich`; a teacher must be given.
     """
 
     architectures: int | None = None
@@ -209,7 +213,7 @@ class Fair(_Sampling):
         check_counts(self, "architectures", none=True)
 
     def check(self, space: Space, cost: Cost | None) -> None:
-        """Refuses a distillation without a teacher, and fewer architectures than a choice has options."""
+        """See `Recipe`."""
         super().check(space, cost)
         most = int(space.sizes.max())
         if self.architectures is not None and self.architectures < most:
@@ -245,7 +249,7 @@ class Fixed(_Sampling):
 
     Attributes:
       arch: an architecture of the network, hard or soft; None for a network that has only one.
-      distill: how it learns from a trained teacher; None to learn from the labels alone.
+      distill: see `Sandwich`; a teacher must be given.
     """
 
     arch: Arch | None = None
@@ -313,7 +317,7 @@ class Progressive(Recipe):
         return self.recipe.needs_cost
 
     def check(self, space: Space, cost: Cost | None) -> None:
-        """Refuses phases that are no part of the space, or that lack what a phase before had."""
+        """See `Recipe`."""
         self.recipe.check(space, cost)
         before: dict[str, set[Any]] = {}
         for start, part in self.phases:
@@ -325,6 +329,10 @@ class Progressive(Recipe):
                         f"{name!r}, which the phase before had; a phase holds all that was trained before it."
                     )
                 before[name] = set(choice.options)
+
+    def loaded(self) -> Self:
+        """See `Recipe`."""
+        return dataclasses.replace(self, recipe=self.recipe.loaded())
 
     def init(self, space: Space) -> tuple[Any, Any]:
         """The first state of the inner recipe."""

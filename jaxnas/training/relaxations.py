@@ -73,7 +73,7 @@ def average(logits: Arch, key: jax.Array | None = None, temperature: Any = 1.0) 
 
 
 def _check_key(key: Any) -> None:
-    """Refuses a number in the place of a key: a temperature comes after it."""
+    """Raises TypeError for a number in the place of a key: a temperature comes after it."""
     if isinstance(key, numbers.Number):
         raise TypeError(
             f"The second argument of a relaxation is a key of jax.random; got {key!r}. Give a temperature by "

@@ -15,15 +15,14 @@ from jaxnas.choice import nearest
 from jaxnas.cost import Cost
 from jaxnas.space import Arch, Space
 from jaxnas.training import relaxations
-from jaxnas.training.optimizer import standard
-from jaxnas.training.recipe import Gradients, Problem, check_cost
-from jaxnas.training.state import TrainState
+from jaxnas.training.recipe import Gradients, Problem, Recipe, TrainState, Watches, check_cost
+from jaxnas.training.settings import standard
 
 Order = Literal["joint", "first", "second"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Relaxed:
+class Relaxed(Recipe):
     """Differentiable search: parameters and architecture parameters trained together, by gradients.
 
     The architecture parameters are logits of the shape of the space; a relaxation turns them into a soft
@@ -63,8 +62,6 @@ class Relaxed:
     reference: Mapping[str, Any] | None = None
     confidence: float | None = None
 
-    watches = "probabilities"
-
     def __post_init__(self) -> None:
         for name, known in (
             ("order", get_args(Order)),
@@ -93,8 +90,13 @@ class Relaxed:
             )
 
     @property
+    def watches(self) -> Watches:
+        """The probabilities of the options."""
+        return "probabilities"
+
+    @property
     def needs_cost(self) -> bool:
-        """A cost that is penalized, or only shown, is asked for."""
+        """Whether a cost is penalized, or only logged."""
         return self.cost is not None
 
     @property
@@ -106,7 +108,7 @@ class Relaxed:
         return optax.adamw(self.learning_rate, weight_decay=self.weight_decay)
 
     def check(self, space: Space, cost: Cost | None) -> None:
-        """Refuses a cost that there is not; see `relative_cost`."""
+        """See `Recipe`."""
         self.relative_cost(space, cost)
 
     def init(self, space: Space) -> tuple[Any, Any]:
@@ -115,16 +117,12 @@ class Relaxed:
         own = {"opt_state": self._optimizer().init(logits), "search_loss": jnp.float32(jnp.nan)}
         return logits, own
 
-    def begin(self, problem: Problem, state: TrainState) -> TrainState:
-        """Weights stay where they are."""
-        return state
-
     def numbers(self, step: int) -> Mapping[str, int]:
-        """The search batches go on at each update of the logits and stand still in between."""
+        """The search batches advance with each update of the logits."""
         return {"train": step, "search": max(step - self.start, 0) // self.every}
 
     def done(self, record: Mapping[str, Any]) -> bool:
-        """Whether the decisions are as sure as asked for."""
+        """Whether all decisions have the confidence asked for."""
         return self.confidence is not None and record.get("confidence", 0) >= self.confidence
 
     def relative_cost(self, space: Space, cost: Cost | None) -> Callable[[Arch], Any] | None:

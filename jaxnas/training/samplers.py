@@ -50,10 +50,10 @@ class Random(Sampler):
 class Stratified:
     """Every size is trained equally often: a cost is drawn first, then an architecture near to it.
 
-    Where options are drawn uniformly, hardly any network is small or large. Here a cost is drawn uniformly
-    between those of the smallest and the largest network. Then random architectures are made, in each of
-    which another share of the elements has its least or greatest option, and the nearest to it is taken.
-    SPOS's code draws a bin of products first (Guo et al., ECCV 2020).
+    Uniform options make hardly any small or large network. Here a cost is drawn uniformly between those of
+    the smallest and the largest network, and the nearest one is taken of random architectures, in each of
+    which another share of the elements has its least or greatest option. SPOS's code draws a bin of products
+    first (Guo et al., ECCV 2020).
 
     Attributes:
       cost: its name, as "macs" or "params".
@@ -69,7 +69,7 @@ class Stratified:
         check_counts(self, "candidates", least=2)
 
     def check(self, space: Space, cost: Cost | None) -> None:
-        """Refuses a cost that there is not, or that all networks have."""
+        """See `Sampler`."""
         known = {} if cost is None else cost(space.largest())
         check_cost("Stratified", self.cost, known)
         assert cost is not None
@@ -133,7 +133,7 @@ class Attentive:
         return self.sampler.needs_cost
 
     def check(self, space: Space, cost: Cost | None) -> None:
-        """Refuses what the candidates' sampler refuses."""
+        """See `Sampler`."""
         self.sampler.check(space, cost)
 
     def alike(self, problem: Problem, loss: BatchLoss, key: jax.Array, count: int) -> Arch:

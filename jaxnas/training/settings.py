@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
+import flax.traverse_util
+import jax
 import optax
 from jax.sharding import Mesh
 
 from jaxnas.checks import check_counts, check_numbers
 from jaxnas.training.mesh import make_mesh
-from jaxnas.training.optimizer import is_kernel, standard
 
 SETTINGS = "training.json"  # of a complete training, for the page of its search
-# Settings that change no weights.
-FREE = (
-    "devices",
-    "model_devices",
-    "log_every",
-    "evaluate_every",
-    "checkpoint_every",
-    "steps_per_call",
-    "prefetch",
-)
+# Settings that do not affect the weights.
+FREE = ("devices", "model_devices", "log_every", "evaluate_every", "checkpoint_every", "steps_per_call")
+FREE += ("prefetch",)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -97,16 +92,12 @@ class Training:
         return dataclasses.replace(self, steps=steps, warmup_steps=warmup)
 
     def deciding(self) -> dict[str, Any]:
-        """The settings that decide the weights; a training may go on with other values of the others."""
+        """The settings that affect the weights; a training may be resumed with other values of the rest."""
         return {name: value for name, value in dataclasses.asdict(self).items() if name not in FREE}
 
     def mesh(self) -> Mesh:
         """The devices that are asked for; see `make_mesh`."""
         return make_mesh(self.devices, self.model_devices)
-
-    def recorded(self, seed: int) -> dict[str, Any]:
-        """What a checkpoint says of a training that has no config."""
-        return {"seed": seed, "training": self.deciding()}
 
     def every(self, what: str) -> int:
         """Steps from one record ("log"), evaluation ("evaluate") or checkpoint ("checkpoint") to the next."""
@@ -124,7 +115,7 @@ class Training:
             min(1e-6, rate), rate, warmup, self.steps, end_value=min(1e-5, rate)
         )
         adamw = optax.adamw(schedule, weight_decay=self.weight_decay, mask=is_kernel)
-        # The state has one structure, so that a training that diverged can go on with a limit.
+        # The state has one structure, so that a diverged training can be resumed with a limit.
         clip = optax.identity() if self.clip is None else optax.clip_by_global_norm(self.clip)
         l2 = optax.add_decayed_weights(self.l2) if self.l2 else optax.identity()
         chain = optax.chain(clip, l2, adamw)
@@ -133,8 +124,28 @@ class Training:
         return chain, standard(schedule)
 
 
+def standard(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of optax under JAX's standard promotion of dtypes, whichever the user has.
+
+    Schedules and bias corrections mix floats with whole numbers of steps, which strict promotion refuses.
+    """
+
+    def call(*args: Any) -> Any:
+        with jax.numpy_dtype_promotion("standard"):
+            return function(*args)
+
+    return call
+
+
+def is_kernel(params: dict[str, Any]) -> dict[str, Any]:
+    """Which parameters decay: kernels, and not biases, norms, tokens, positions or their tables."""
+    flat = flax.traverse_util.flatten_dict(params)
+    kernels = {path: path[-1].endswith("kernel") for path in flat}
+    return flax.traverse_util.unflatten_dict(kernels)
+
+
 def described(training: Training, recipe: Any, seed: int) -> dict[str, Any]:
-    """What a training was called with, as plain values: of the recipe what is no default, and no object."""
+    """The arguments of a training as plain values, without defaults and objects of the recipe."""
     kept = {
         field.name: getattr(recipe, field.name)
         for field in (dataclasses.fields(recipe) if dataclasses.is_dataclass(recipe) else ())

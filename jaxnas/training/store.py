@@ -1,8 +1,10 @@
-"""The files of a training: checkpoints, records and times, which agree with each other after any end."""
+"""A training's checkpoints, metrics and timings, kept consistent across crashes."""
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 import logging
 import os
 import pathlib
@@ -15,19 +17,88 @@ from jaxnas.processes import check_shared, is_first
 from jaxnas.training.checkpoint import Checkpointer
 from jaxnas.training.deciding import compared_with
 from jaxnas.training.divergence import DIVERGED, MENDS, Course
-from jaxnas.training.metrics import JsonlWriter, check_unchanged
-from jaxnas.training.state import TrainState
+from jaxnas.training.recipe import TrainState
 
 _log = logging.getLogger(__name__)
 CHECKPOINTS, TIMES, RECORDS = "checkpoints", "times.json", "metrics.jsonl"
 
 
-def interrupted(workdir: files.Path) -> str:
-    """How far the training in a workdir had come when it was stopped, as "step 2,226 of 3,000".
+class JsonlWriter:
+    """An append-only file of JSON records, one per line, ordered by their "step".
 
-    Returns:
-      The words; "" where the training is complete, or there is none.
+    A run that was killed after its checkpoint at step k has lines beyond k, and perhaps half a line. With
+    `resume=k` they are cut off; the resumed run writes them again, so the file ends byte for byte as if the
+    run had not been interrupted. Records must therefore not hold the time of day nor a rate.
+
+    Args:
+      path: the file; its directory exists.
+      resume: keep records whose step is at most this; None starts an empty file.
+      digest: of the previous writer at that step; None compares nothing.
+
+    Raises:
+      ValueError: a line before the last one is not a record, or lines were lost or changed; nothing is cut.
     """
+
+    def __init__(self, path: files.Path, resume: int | None = None, digest: str | None = None) -> None:
+        self.path = files.as_path(path)
+        self._last: int | None = None
+        kept = 0
+        records = files.read_lines(self.path, ("step",)) if resume is not None else []
+        for record in records:
+            if self._step(record) > (resume or 0):
+                break
+            self._last = record["step"]
+            kept += 1
+        if records and not kept:
+            digest = None  # The file was deleted, and has none of the records that the digest is of.
+        data = self.path.read_bytes() if self.path.exists() else b""
+        written = b"".join(data.splitlines(keepends=True)[:kept])
+        check_unchanged(self.path, digest, written)
+        self._digest = hashlib.sha256(written)
+        files.truncate_lines(self.path, kept)
+
+    @property
+    def digest(self) -> str:
+        """Digest of the whole file."""
+        return self._digest.hexdigest()[:16]
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        """Appends a record and syncs it to disk; non-finite numbers become null."""
+        record = files.plain(record)
+        self._last = self._step(record)
+        files.append_lines(self.path, [record])
+        self._digest.update((json.dumps(record) + "\n").encode())
+
+    def _step(self, record: Mapping[str, Any]) -> int:
+        step = record.get("step")
+        if type(step) is not int or (self._last is not None and step < self._last):
+            after = "" if self._last is None else f" not below {self._last}, the one before"
+            raise ValueError(
+                f"a record of {self.path} needs an integer 'step'{after}: got {step!r} in {record}"
+            )
+        return step
+
+
+def check_unchanged(path: files.Path, digest: str | None, written: bytes | None = None) -> None:
+    """Raises ValueError if records are not those that were written; a missing file is accepted.
+
+    Args:
+      path: of the records.
+      digest: of the writer; None compares nothing.
+      written: the part of the file that is compared; None for all of it.
+    """
+    path = files.as_path(path)
+    if digest is None or not path.exists():
+        return
+    if files.digest(path if written is None else written) != digest:
+        raise ValueError(
+            f"{path} is not what the training wrote up to its last checkpoint: lines were lost or changed. "
+            "Restore the file, or delete it to resume without those records."
+        )
+
+
+def interrupted(workdir: files.Path) -> str:
+    """The progress of an unfinished training in a workdir, as "step 2,226 of 3,000"; else ""."""
     folder = files.as_path(workdir) / CHECKPOINTS
     if not folder.is_dir():
         return ""
@@ -40,35 +111,31 @@ def interrupted(workdir: files.Path) -> str:
 
 
 class Store:
-    """Writes and reads what a training keeps; without a folder it keeps nothing.
+    """Writes and reads the files of a training; without a folder it keeps nothing.
 
-    Only the first of several processes writes records and times; all of them write checkpoints. It is a
-    context manager, which waits for the last save when it is left.
+    Only the first of several processes writes records and times; all of them write checkpoints. Leaving the
+    context waits for the last save.
+
+    Args:
+      workdir: the folder; None for no files.
+      decided_by: the fingerprint of the training, see `deciding`, compared with that of a checkpoint.
+      may_differ: names in it that may differ.
 
     Attributes:
       folder: of the training; None for no files.
-      course: of the loss, up to the last step that was looked at.
+      begun: whether an earlier run has saved something here.
+      course: of the loss, up to the last step that was checked.
     """
 
     def __init__(
         self,
         workdir: str | os.PathLike | None,
-        config: Mapping[str, Any],
-        may_differ: tuple[str, ...],
-        decided_by: Mapping[str, Any] | None = None,
+        decided_by: Mapping[str, Any],
+        may_differ: tuple[str, ...] = (),
     ) -> None:
-        """A store in `workdir` of a training with this config.
-
-        Args:
-          workdir: the folder; None for no files.
-          config: compared with that of a checkpoint.
-          may_differ: fields that may differ.
-          decided_by: what decides the weights, see `deciding`; compared too.
-        """
         self.folder: pathlib.Path | None = None if workdir is None else files.as_path(workdir)
-        self.course = Course()
-        self._config, self._may_differ = config, may_differ
-        self._decided_by = files.plain(decided_by or {})
+        self.begun, self.course = False, Course()
+        self._decided_by, self._may_differ = files.plain(decided_by), may_differ
         self._records: JsonlWriter | None = None
         self._laps: JsonlWriter | None = None
         self._stack = ExitStack()
@@ -77,57 +144,43 @@ class Store:
         if self.folder is not None:
             self.folder.mkdir(parents=True, exist_ok=True)
             check_shared(self.folder)
-            self._checkpointer = self._stack.enter_context(Checkpointer(self.folder / CHECKPOINTS))
+            checkpoints = self.folder / CHECKPOINTS
+            self.begun = checkpoints.is_dir() and any(checkpoints.iterdir())
+            self._checkpointer = self._stack.enter_context(Checkpointer(checkpoints))
         return self
 
     def __exit__(self, *error: Any) -> None:
         self._stack.__exit__(*error)
 
-    def begun(self) -> bool:
-        """Whether a training in this folder has saved something, so that `restore` may resume it."""
-        folder = None if self.folder is None else self.folder / CHECKPOINTS
-        return folder is not None and folder.is_dir() and any(folder.iterdir())
-
     def restore(self, state: TrainState) -> tuple[TrainState, int, bool]:
-        """The last state that was saved, its step, and whether the training is complete.
+        """The last saved state, its step, and whether the training is complete.
 
-        Records behind that step are cut off, since they are written again.
+        Records beyond that step are cut off, since they are written again.
 
         Args:
-          state: of a training that begins; returned, with step 0, if nothing was saved.
+          state: the first one; returned, with step 0, if nothing was saved.
 
         Raises:
-          ConfigMismatch: a checkpoint of another config.
+          ConfigMismatch: a checkpoint of another training.
           ValueError: records that were changed.
         """
         if self.folder is None:
             return state, 0, False
         mended = (self.folder / DIVERGED).exists()
-        may_differ = (*self._may_differ, *MENDS) if mended else self._may_differ
-        differ = compared_with(self._decided_by)
-        restored = self._checkpointer.restore(state, self._config, may_differ, differ=differ)
-        if restored is None:
-            if is_first():
-                self._open(None, None)
-            return state, 0, False
-        step, state, metadata = restored
+        differ = compared_with(self._decided_by, (*self._may_differ, *(MENDS if mended else ())))
+        step, state, metadata = self._checkpointer.restore(state, differ) or (None, state, {})
         digest, self.course = metadata.get("records"), Course(*metadata.get("course", ()))
         if metadata.get("complete"):
             check_unchanged(self.folder / RECORDS, digest)
-            return state, step, True
-        if is_first():
-            self._open(step, digest)
-        return state, step, False
-
-    def _open(self, resume: int | None, digest: str | None) -> None:
-        assert self.folder is not None
-        self._records = JsonlWriter(self.folder / RECORDS, resume=resume, digest=digest)
-        path = self.folder / "times.jsonl"
-        try:
-            self._laps = JsonlWriter(path, resume=resume)
-        except ValueError as error:  # no result depends on times
-            _log.warning("%s It is begun anew.", error)
-            self._laps = JsonlWriter(path)
+        elif is_first():
+            self._records = JsonlWriter(self.folder / RECORDS, step, digest)
+            path = self.folder / "times.jsonl"
+            try:
+                self._laps = JsonlWriter(path, step)
+            except ValueError as error:  # no result depends on times
+                _log.warning("%s It is begun anew.", error)
+                self._laps = JsonlWriter(path)
+        return state, step or 0, bool(metadata.get("complete"))
 
     def record(self, values: Mapping[str, Any]) -> None:
         """Appends a line to metrics.jsonl."""
@@ -140,24 +193,22 @@ class Store:
             self._laps.write(values)
 
     def save(self, step: int, state: TrainState, complete: bool, score: float | None) -> None:
-        """Saves a checkpoint in the background; of a complete training it waits for it.
+        """Saves a checkpoint in the background, or at once if the training is complete.
 
         Args:
-          step: how many steps were done.
-          state: behind them.
-          complete: whether they are all.
+          step: steps done.
+          state: after them.
+          complete: whether the training is complete.
           score: of the state, by which the best one is kept; None if it was not measured.
 
         Raises:
-          NotFinite: a state with weights that are not finite, which is not saved.
+          NotFinite: a state that is not finite, which is not saved.
         """
         if self.folder is not None:
-            digest = None if self._records is None else self._records.digest
             metadata = {
-                "config": dict(self._config),
                 "decided_by": self._decided_by,
                 "complete": complete,
-                "records": digest,
+                "records": None if self._records is None else self._records.digest,
                 "course": dataclasses.astuple(self.course),
             }
             self._checkpointer.save(step, state, metadata, state.finite(), score)
@@ -166,17 +217,15 @@ class Store:
 
     def last_before(self, step: int) -> int | None:
         """The last checkpoint before a step, after those from it on are removed; None if there is none."""
-        if self.folder is None:
-            return None
-        return self._checkpointer.cut(step)
+        return None if self.folder is None else self._checkpointer.cut(step)
 
     def finish(self, times: Mapping[str, float]) -> None:
         """Writes the times of a complete training, and removes the note of a divergence that was mended."""
         if self.folder is not None and is_first():
             files.write_json(self.folder / TIMES, dict(times))
-            (self.folder / DIVERGED).unlink(missing_ok=True)  # without it, another config is refused again
+            (self.folder / DIVERGED).unlink(missing_ok=True)  # without it, other settings raise again
 
     def times(self) -> dict[str, float] | None:
-        """What `finish` wrote; None if it wrote nothing."""
+        """The times that `finish` wrote; None if it wrote none."""
         path = None if self.folder is None else self.folder / TIMES
         return files.read_json(path) if path is not None and path.is_file() else None

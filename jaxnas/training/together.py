@@ -25,26 +25,18 @@ _LARGEST_NORM = 1.0  # of the gradient of the other networks, where it is projec
 
 @flax.struct.dataclass
 class Given:
-    """What all networks of a step are given.
+    """The inputs that all networks of a step share."""
 
-    Attributes:
-      params: of the supernet.
-      batch: of the task.
-      carry: from the batch before.
-      key: of augmentation and dropout: the same for all.
-      taught: logits of a trained network that they learn from; None without one.
-    """
-
-    params: Any
-    batch: Any
-    carry: Any
-    key: jax.Array
-    taught: Any = None
+    params: Any  # of the supernet
+    batch: Any  # of the task
+    carry: Any  # from the batch before
+    key: jax.Array  # of augmentation and dropout
+    taught: Any = None  # logits of a trained network that they learn from
 
 
 @flax.struct.dataclass
 class _Total:
-    """What the networks of a step have given so far."""
+    """The sums over the networks of a step so far."""
 
     grads: Any  # the sum of their gradients; where they are joined by projection, without the first network's
     first: Any  # the gradient of the first network where they are joined by projection, else ()
@@ -85,7 +77,7 @@ def train_together(
 
     Args:
       problem: of the training.
-      given: what they are trained on. Of what they hand to the next batch, that of the first one goes on.
+      given: their inputs. The carry of the first network is kept for the next batch.
       archs: hard, a batch of n.
       distill: how networks learn from a teacher; None to learn from labels alone.
       lead: whether the first network is the teacher of the others. It learns from the labels itself, or from
@@ -156,9 +148,7 @@ def _objective(
 ) -> tuple[jax.Array, tuple[Any, Any, Any]]:
     """The loss of a network, and its logits, carry and sums.
 
-    Args:
-      teacher: logits that it learns from.
-      by_labels: whether it learns from the labels nevertheless, bool []; None if it does not.
+    It learns from the logits `teacher`, or from the labels where `by_labels`, bool [], is True.
     """
     predictions, carry = _predict(problem, distill, given, arch)
     loss = predictions.loss if distill is None else distill.loss(predictions, teacher)
@@ -170,7 +160,7 @@ def _objective(
 def _predict(
     problem: Problem, distill: Distillation | None, given: Given, arch: Arch | None
 ) -> tuple[Predictions, Any]:
-    """What a network predicts, and what goes on; without a distillation only its loss is asked for."""
+    """The predictions of a network and its carry; without a distillation its loss is enough."""
     own = given.params, arch, given.batch, given.carry, given.key
     if distill is not None:
         assert problem.predict is not None
@@ -210,14 +200,14 @@ def _where(condition: jax.Array, a: Any, b: Any) -> Any:
 
 
 def _divides(mesh: Mesh | None, count: int) -> TypeGuard[Mesh]:
-    """Whether the devices of a mesh can take as many networks each, and have all parameters."""
+    """Whether the devices of a mesh have all parameters, and can take equally many networks."""
     if mesh is None or mesh.size == 1 or mesh.shape.get("model", 1) > 1:
         return False
     return count > 0 and count % mesh.size == 0
 
 
 def _spread(in_turn: Callable[..., Any], mesh: Mesh) -> Callable[..., Any]:
-    """A function of networks in turn with other networks on each device, and the sum of what they give."""
+    """`in_turn` with other networks on each device, and the sum of their results."""
 
     def own(*given: Any) -> tuple[_Total, jax.Array]:
         total, losses = in_turn(*given)

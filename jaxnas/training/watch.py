@@ -1,22 +1,21 @@
-"""What is looked at while a network is trained."""
+"""The evaluations during a training."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
 
 from jaxnas.space import Arch, Space
 from jaxnas.tasks import Task
 from jaxnas.training import relaxations
 from jaxnas.training.evaluate import make_evaluator
-from jaxnas.training.recipe import Recipe
-from jaxnas.training.state import TrainState
+from jaxnas.training.keys import stream
+from jaxnas.training.recipe import TrainState
+from jaxnas.training.setup import Setup
 
 
 def monitored(space: Space, key: jax.Array, count: int = 8) -> Arch:
@@ -25,21 +24,20 @@ def monitored(space: Space, key: jax.Array, count: int = 8) -> Arch:
     return jax.tree.map(lambda a, b: jnp.concatenate([a, b]), ends, space.sample(key, count))
 
 
-def make_watch(
-    task: Task, net: nn.Module, recipe: Recipe, mesh: Mesh, key: jax.Array
-) -> Callable[[TrainState], dict[str, Any]]:
-    """What is looked at during a training: from a state to a record for the metrics file.
+def make_watch(setup: Setup) -> Callable[[TrainState], dict[str, Any]]:
+    """A function from a state to a record for the metrics file.
 
-    Of a supernet the first metric of some architectures on "search"; of a recipe with architecture
-    parameters their probabilities; of a fixed network its metrics on "validation". A task without the
-    role is watched by its training metrics alone.
+    It has the first metric of some architectures of a supernet on "search", the probabilities of a recipe
+    with architecture parameters, or the metrics of a fixed network on "validation". It is empty for a task
+    without the role.
     """
+    task, net, recipe = setup.task, setup.net, setup.recipe
     if recipe.watches == "probabilities":
         return _watch_probabilities
     role = "validation" if recipe.watches == "network" else "search"
     if role not in task.sizes:
         return lambda state: {}
-    evaluate = make_evaluator(task, net, role, mesh=mesh)
+    evaluate = make_evaluator(task, net, role, mesh=setup.mesh)
     if recipe.watches == "network":
 
         def network(state: TrainState) -> dict[str, Any]:
@@ -48,7 +46,7 @@ def make_watch(
             return {"split": role, **{name: float(value) for name, value in metrics.items()}}
 
         return network
-    archs, metric = monitored(net.space, key), task.metrics[0].name
+    archs, metric = monitored(net.space, stream(setup.seed, "monitor")), task.metrics[0].name
 
     def sampled(state: TrainState) -> dict[str, Any]:
         smallest, largest, *random = np.asarray(evaluate(state.evaluated(), archs)[metric]).tolist()
@@ -65,7 +63,7 @@ def make_watch(
 
 
 def score_of(task: Task, watched: Mapping[str, Any]) -> float | None:
-    """How good a state is by what was looked at, more is better; None if nothing was measured.
+    """The score of a state by its record, higher is better; None if nothing was measured.
 
     It is the first metric of a network, or the mean of the random architectures of a supernet.
     """

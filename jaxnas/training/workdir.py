@@ -27,10 +27,10 @@ class WorkdirError(RuntimeError):
 def open_workdir(path: str | os.PathLike) -> Iterator[pathlib.Path]:
     """Creates a workdir and holds it for this run until the context ends.
 
-    On a disk the kernel drops the lock when its process ends, however it ends; the file `.lock` stays and
-    only says who was last. In an object store the lock is an object that the run creates and removes. A run
-    that was killed leaves it: the next run on that machine takes it over, and one elsewhere says which object
-    to remove. Of several processes that are one run, the first holds the lock.
+    On a disk the kernel drops the lock when its process ends; the file `.lock` stays and only names the last
+    holder. In an object store the lock is an object that the run creates and removes. A run that was killed
+    leaves it: the next run on that machine takes it over, and one elsewhere names the object to remove. Of
+    several processes that are one run, the first holds the lock.
 
     Args:
       path: the directory, or gs://bucket/folder; parents are created.
@@ -40,14 +40,20 @@ def open_workdir(path: str | os.PathLike) -> Iterator[pathlib.Path]:
 
     Raises:
       WorkdirError: not writable, or in use by another run.
-      FileNotFoundError: of several processes some see another directory; they are named.
+      FileNotFoundError: some of several processes see another directory; they are named.
     """
     workdir = files.absolute(files.as_path(path).expanduser())
-    if not processes.is_first():
+    with contextlib.ExitStack() as held:
+        if processes.is_first():
+            held.enter_context(_held(workdir))
         processes.wait("the workdir is there")
         processes.check_shared(workdir)
         yield workdir
-        return
+
+
+@contextlib.contextmanager
+def _held(workdir: pathlib.Path) -> Iterator[None]:
+    """Holds the lock of a workdir, or raises WorkdirError."""
     with contextlib.ExitStack() as held:
         try:
             workdir.mkdir(parents=True, exist_ok=True)
@@ -56,36 +62,28 @@ def open_workdir(path: str | os.PathLike) -> Iterator[pathlib.Path]:
             else:
                 lock = os.open(workdir / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
                 held.callback(os.close, lock)
-                _lock(lock, workdir / LOCK)
+                _lock(lock)
         except BlockingIOError as error:
             raise WorkdirError(
                 f"the workdir {workdir} is in use by another run ({error}). "
                 "Wait for that run, stop it, or choose another directory."
             ) from error
         except OSError as error:
-            why = f"{error.strerror} ({error.filename})" if error.strerror else str(error)
+            why = f"{error.strerror} ({error.filename or workdir})" if error.strerror else str(error)
             raise WorkdirError(
-                f"cannot write to the workdir {workdir}: {why}. Choose a directory that you may write to."
+                f"cannot write to the workdir {workdir}, or lock it: {why}. Choose a directory that you may "
+                "write to, on a file system that supports flock."
             ) from error
-        processes.wait("the workdir is there")
-        processes.check_shared(workdir)
-        yield workdir
+        yield
 
 
-def _lock(lock: int, path: pathlib.Path) -> None:
-    """Locks an open file and writes this process into it.
-
-    Raises:
-      BlockingIOError: another process holds it; the message says which.
-    """
+def _lock(lock: int) -> None:
+    """Locks an open file and writes this process into it, or raises BlockingIOError with the holder."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
-            raise WorkdirError(
-                f"cannot lock {path}: {error.strerror}. Without a lock two runs could "
-                "write to one workdir; put it on a file system that supports flock."
-            ) from error
+            raise
         holder = os.pread(lock, 1000, 0).decode(errors="replace").strip()
         raise BlockingIOError(holder or "just starting") from error
     os.ftruncate(lock, 0)
@@ -100,14 +98,14 @@ def _object(path: str) -> Iterator[None]:
       path: of the object, gs://bucket/folder/name.
 
     Raises:
-      BlockingIOError: there is one; the message says of which process, and how to remove it.
-      OSError: the store does not answer, or refuses.
+      BlockingIOError: there is one; the message names its process, and how to remove it.
+      OSError: the store does not answer, or rejects the request.
     """
     bucket, _, name = path.removeprefix("gs://").partition("/")
     folder, _, name = name.rpartition("/")
     # Not by its address, in which TensorStore gives # ? and % a meaning.
     place = {"driver": "gcs", "bucket": bucket, "path": folder + "/" if folder else ""}
-    with _answers(path):
+    with _errors_of_store(path):
         store = tensorstore.KvStore.open(place).result(timeout=ANSWER)
         found = store.read(name).result(timeout=ANSWER)
         mine = b""
@@ -120,13 +118,13 @@ def _object(path: str) -> Iterator[None]:
     try:
         yield
     finally:
-        with _answers(path):
+        with _errors_of_store(path):
             store.write(name, None, if_equal=mine).result(timeout=ANSWER)
 
 
 @contextlib.contextmanager
-def _answers(path: str) -> Iterator[None]:
-    """Failures of a store as OSError; TensorStore has a kind of its own for each status."""
+def _errors_of_store(path: str) -> Iterator[None]:
+    """Turns failures of a store, of which TensorStore has a type for each status, into OSError."""
     try:
         yield
     except BlockingIOError:

@@ -13,7 +13,7 @@ import jaxnas
 from experiments.configs import CONFIGS
 from jaxnas import data, runs, search, tasks
 from jaxnas.report.result import SampledSpaceOf
-from jaxnas.training import Training, Uniform, fit, make_evaluator
+from jaxnas.training import Options, Training, Uniform, fit, make_evaluator
 
 
 def noise(count):
@@ -63,7 +63,8 @@ def test_each_space_is_what_the_errors_of_the_one_before_say(tmp_path):
 def test_a_supernet_may_begin_with_the_weights_that_it_shares(tmp_path):
     (net, variables), said = evolved(tmp_path, carry=True, turns=1)
     assert "carried" in said[1]
-    fit(TASK, net, dataclasses.replace(TRAINING, steps=1, warmup_steps=0), variables=variables)
+    once = dataclasses.replace(TRAINING, steps=1, warmup_steps=0)
+    fit(TASK, net, once, options=Options(variables=variables))
     before = fit(TASK, NET, TRAINING.shortened(6)).variables["params"]["in_0"]["kernel"]
     kernel, widest = variables["params"]["in_0"]["kernel"], max(net.space["hidden"].options)
     common = min(widest, 3)

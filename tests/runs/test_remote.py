@@ -12,7 +12,7 @@ from small_tasks import net_of, task_of
 
 import jaxnas
 from jaxnas import data, files, report, runs, search, tabular
-from jaxnas.training import Checkpointer, Training, fit, make_mesh, open_workdir
+from jaxnas.training import Checkpointer, Options, Training, fit, make_mesh, open_workdir
 from tools.drill.contents import NOT_COMPARED, content
 
 TRAINING = Training(
@@ -30,9 +30,10 @@ def run(workdir):
     task, net, common = task_of("text"), net_of("text"), dict(mesh=make_mesh(1))
     with open_workdir(workdir) as root:
         with pytest.raises(KeyboardInterrupt):
-            fit(task, net, TRAINING, workdir=root, progress=functools.partial(stop_at, 3), **common)
+            options = Options(progress=functools.partial(stop_at, 3))
+            fit(task, net, TRAINING, workdir=root, options=options)
         for _ in range(2):  # The second time there is nothing left to do.
-            trained = fit(task, net, TRAINING, workdir=root, **common)
+            trained = fit(task, net, TRAINING, workdir=root)
             assert trained.complete and int(trained.state.step) == 4
         assert trained.times == files.read_json(root / "times.json")
         for evaluations in (4, 6):

@@ -14,7 +14,7 @@ import jaxnas
 from jaxnas import files, report, runs, search
 from jaxnas.report import networks
 from jaxnas.report import result as results
-from jaxnas.training import Distillation, Fixed, Relaxed, Sandwich, Training, Uniform, fit, make_mesh
+from jaxnas.training import Distillation, Fixed, Options, Relaxed, Sandwich, Training, Uniform, fit, make_mesh
 
 TRAINING = Training(steps=3, batch_size=8, learning_rate=1e-2, warmup_steps=1, log_every=1, clip=1.0)
 RELAXED = dict(start=1, every=1, cost="macs", cost_weight=0.1, target=0.9, learning_rate=0.1)
@@ -75,7 +75,7 @@ def test_every_method_and_retraining_runs_on_every_task(recipe, kind, tmp_path):
     space, mesh = net.space, make_mesh(1)
     made = RECIPES[recipe](space)
     costs = jaxnas.cost(net, task.inputs)
-    trained = fit(task, net, TRAINING, recipe=made, cost=costs, workdir=tmp_path, mesh=mesh)
+    trained = fit(task, net, TRAINING, recipe=made, workdir=tmp_path, options=Options(cost=costs, mesh=mesh))
     lab = runs.Lab(tmp_path, alone=TRAINING, mesh=mesh, costs=costs)
     loads_the_same = functools.partial(check_loaded, net, tmp_path / "subnet")
     side_by_side = len(space) == 1 and next(iter(space.choices.values())).length is not None

@@ -11,11 +11,11 @@ from small_tasks import perceptron, task_of
 
 from jaxnas import files, report, runs, search
 from jaxnas.training import Relaxed, Training, make_mesh
-from jaxnas.training.prepare import prepare
+from jaxnas.training.setup import prepare
 
 TASK, NET = task_of("images"), perceptron()
 RECIPE = Relaxed(order="first", start=1, every=1)
-TRAINING = Training(steps=2, batch_size=8, learning_rate=1e-2, warmup_steps=1)
+TRAINING = Training(devices=1, steps=2, batch_size=8, learning_rate=1e-2, warmup_steps=1)
 RANDOM = runs.ByStrategy(search.RandomSearch(NET.space, evaluations=4, batch=2))
 METHODS = {name: method() for name, method in runs.METHODS.items()} | {
     "replacements": runs.Replacements(samples=0),
@@ -30,7 +30,7 @@ QUICK = ("strategy", "argmax")
 
 @pytest.fixture(scope="module")
 def state():
-    return prepare(TASK, NET, TRAINING, RECIPE, make_mesh(1))[0]
+    return prepare(TASK, NET, TRAINING, RECIPE)[0]
 
 
 @pytest.mark.parametrize("method", tiers.cases(METHODS, QUICK))

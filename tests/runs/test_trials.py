@@ -16,9 +16,8 @@ from jaxnas.runs.searching import history_of
 from jaxnas.runs.selecting import race as raced
 from jaxnas.search import Candidates
 from jaxnas.space import Choice, Space
-from jaxnas.training.clock import Clock
+from jaxnas.training.alone import on_workers
 from jaxnas.training.keys import stream
-from jaxnas.training.trials import on_workers
 
 SPACE = Space(op=Choice(*range(9)))
 METHOD = Trials(steps=(1, 2, 3), eta=2)
@@ -44,7 +43,7 @@ def race(workdir, folder, executor=None):
     kept = {"history_path": history_of(workdir), "objective": "raced"}
     trials = functools.partial(in_turn, folder)
     if calls is not None:
-        trials = on_workers(calls, SPACE, Clock(("step",)))
+        trials = on_workers(calls, SPACE)
     arch, told = raced(SPACE, METHOD, DRAWN, trials, stream(0, "trials"), kept, calls)
     begun = len(list(folder.glob("*-*"))) - before
     return int(arch["op"]), told, history_of(workdir).read_bytes(), begun

@@ -17,8 +17,8 @@ import jaxnas
 from benchmarks.graph_baselines import GAT, GCN
 from jaxnas import data, runs, spaces, tasks
 from jaxnas.supernets import AutoAttendNodes, graph_operations
-from jaxnas.training import Relaxed, Training, Uniform, fit, make_evaluator, make_mesh
-from jaxnas.training.prepare import prepare
+from jaxnas.training import Options, Relaxed, Training, Uniform, fit, make_evaluator, make_mesh
+from jaxnas.training.setup import prepare
 
 NET = net_of("graphs")
 NODES = 90
@@ -91,7 +91,7 @@ def test_features_are_divided_by_their_sum():
 
 def test_a_graph_is_moved_to_the_devices_once_and_never_stacked():
     settings = Training(steps=8, steps_per_call=4)
-    state, _, batch = prepare(ONE, NET, settings, Relaxed(), make_mesh(1))
+    state, _, batch = prepare(ONE, NET, settings, Relaxed())
     first, second = batch(0), batch(1)
     shared = {"features", "edges", "edge_mask", "node_mask", "label"}
     assert all(second["train"][name] is first["train"][name] for name in (*shared, "weight"))
@@ -133,8 +133,8 @@ def test_several_steps_in_a_call_over_a_shared_graph_are_as_single_ones(recipe):
     """The graph is in every batch of the call, and goes into the program once; see `fit.several`."""
     settings = Training(steps=4, learning_rate=1e-2, warmup_steps=1, log_every=4, devices=1)
     calls = [dataclasses.replace(settings, steps_per_call=count) for count in (1, 2)]
-    one, two = (fit(ONE, NET, training, recipe=recipe, mesh=make_mesh(1)) for training in calls)
-    start = prepare(ONE, NET, settings, recipe, make_mesh(1))[0].params
+    one, two = (fit(ONE, NET, training, recipe=recipe) for training in calls)
+    start = prepare(ONE, NET, settings, recipe)[0].params
     assert difference(one.variables["params"], start) > 1e-2
     ends = [(trained.variables, trained.state.logits) for trained in (one, two)]
     assert difference(*ends) < 1e-5
@@ -153,14 +153,15 @@ def test_what_cannot_be_is_refused():
 
 @pytest.mark.eight_devices
 def test_devices_cannot_share_one_graph():
-    refusals.check((lambda: fit(ONE, NET, 1, mesh=make_mesh(8)), ValueError, "batch_size is 1", "8 devices"))
+    options = Options(mesh=make_mesh(8))
+    refusals.check((lambda: fit(ONE, NET, 1, options=options), ValueError, "batch_size is 1", "8 devices"))
 
 
 @pytest.mark.parametrize("recipe", [Uniform(), *tiers.nightly(Relaxed(order="second", every=1, start=1))])
 def test_one_graph_goes_the_whole_road(recipe, tmp_path):
     settings = Training(steps=60, steps_per_call=7, learning_rate=3e-2, log_every=10, devices=1)
     mesh = make_mesh(1)
-    trained = fit(ONE, NET, settings, recipe=recipe, workdir=tmp_path, mesh=mesh)
+    trained = fit(ONE, NET, settings, recipe=recipe, workdir=tmp_path, options=Options(mesh=mesh))
     assert make_evaluator(ONE, NET, "test")(trained.variables, NET.space.largest())["accuracy"] > 0.8
     search = runs.Search(budget="params", most_share=0.9)
     result = runs.search_and_finish(ONE, NET, trained.variables, search, runs.Lab(tmp_path, mesh=mesh))
@@ -249,7 +250,7 @@ def test_a_graph_of_a_million_edges_trains():
     assert 990_000 < task.details()["edges"] <= 1_000_000
     net, mesh = GCN(4), make_mesh(1)
     training = Training(steps=20, batch_size=1, learning_rate=3e-2, warmup_steps=0, evaluate_every=20)
-    trained = fit(task, net, training, mesh=mesh)
+    trained = fit(task, net, training, options=Options(mesh=mesh))
     measured = make_evaluator(task, net, "test", mesh=mesh)(trained.variables)
     without_edges = np.mean(np.argmax(features[20_000:, :4], axis=1) == labels[20_000:])
     assert measured["accuracy"] > without_edges + 0.1

@@ -14,7 +14,7 @@ import jaxnas
 from jaxnas import Choice, Space, data, runs, tasks
 from jaxnas.elastic import Decisions, Dense, fixed, width
 from jaxnas.report import result as results
-from jaxnas.training import Training, fit, make_evaluator, make_mesh
+from jaxnas.training import Options, Training, fit, make_evaluator, make_mesh
 
 TASK, NET = task_of("text"), net_of("text")
 
@@ -98,7 +98,7 @@ def test_each_length_is_compiled_once_and_a_resumed_training_is_the_same(task_wi
     fields = {field.name: getattr(task_with_vectors, field.name) for field in dataclasses.fields(tasks.Text)}
     task, net = Counted(**fields), VectorReader(Space(hidden=Choice(2, 4)), dim=3)
     training = Training(steps=40, batch_size=8, learning_rate=0.1, evaluate_every=100, checkpoint_every=5)
-    once = fit(task, net, training, workdir=tmp_path / "once", mesh=make_mesh(1))
+    once = fit(task, net, training, workdir=tmp_path / "once")
     trained = [shape for shape in traces if shape[0] == 8]
     assert sorted(set(trained)) == [(8, 4), (8, 8), (8, 12)]
     assert len(trained) == 3
@@ -109,18 +109,18 @@ def test_each_length_is_compiled_once_and_a_resumed_training_is_the_same(task_wi
 
     settings = dataclasses.replace(training, log_every=10)
     with pytest.raises(KeyboardInterrupt):
-        fit(task, net, settings, workdir=tmp_path / "twice", mesh=make_mesh(1), progress=stop)
-    again = fit(task, net, settings, workdir=tmp_path / "twice", mesh=make_mesh(1))
+        fit(task, net, settings, workdir=tmp_path / "twice", options=Options(progress=stop))
+    again = fit(task, net, settings, workdir=tmp_path / "twice")
     jax.tree.map(np.testing.assert_array_equal, once.variables, again.variables)
     with pytest.raises(ValueError, match="steps_per_call"):
-        fit(task, net, dataclasses.replace(training, steps_per_call=5), mesh=make_mesh(1))
+        fit(task, net, dataclasses.replace(training, steps_per_call=5))
     scores = make_evaluator(task, net, "test", mesh=make_mesh(1))(once.variables, net.space.largest())
     assert scores["accuracy"] > 0.9
 
 
 def test_texts_with_vectors_go_the_whole_road(task_with_vectors, tmp_path):
     task, net, mesh = task_with_vectors, VectorReader(Space(hidden=Choice(2, 4, 8)), dim=3), make_mesh(1)
-    trained = fit(task, net, Training(steps=20, batch_size=8), workdir=tmp_path, mesh=mesh)
+    trained = fit(task, net, Training(steps=20, batch_size=8), workdir=tmp_path, options=Options(mesh=mesh))
     settings = runs.Search(budget="macs", most_share=0.9)
     runs.search_and_finish(task, net, trained.variables, settings, runs.Lab(tmp_path, mesh=mesh))
     result = results.read(tmp_path)

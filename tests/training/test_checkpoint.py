@@ -21,6 +21,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from refusals import check
 
+from jaxnas import files
 from jaxnas.training import checkpoint
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -50,7 +51,7 @@ def make_state(seed):
         "rows": np.zeros((0, 4)),
         "epoch": seed,
         "best": seed / 7,
-        "count": np.int64(seed),
+        "count": np.asarray(seed),
     }
 
 
@@ -73,13 +74,13 @@ def saved(tmp_path):
     return tmp_path
 
 
-def restore(directory, config=None, example=None, **options):
+def restore(directory, example=None, **options):
     with checkpoint.Checkpointer(directory) as checkpointer:
-        return checkpointer.restore(example or make_state(0), config, **options)
+        return checkpointer.restore(example or make_state(0), **options)
 
 
 def test_a_state_comes_back_bit_for_bit(saved):
-    step, state, metadata = restore(saved, CONFIG)
+    step, state, metadata = restore(saved)
     assert step == 2 and metadata["note"] == "x"
     assert metadata["config"] == {"seed": 3, "training": {"steps": 300, "widths": [64, 96]}}
     assert_equal(state, make_state(2))
@@ -92,12 +93,8 @@ def test_the_latest_steps_stay(tmp_path):
             assert checkpointer.save(step, {"x": jnp.ones(2)}, {})
         assert checkpointer.steps() == [10, 15]
         assert not checkpointer.save(15, {"x": jnp.zeros(2)}, {})
-        with pytest.raises(ValueError, match="step 12"):
-            checkpointer.save(12, {"x": jnp.ones(2)}, {})
         np.testing.assert_array_equal(checkpointer.restore({"x": jnp.zeros(2)})[1]["x"], 1)
     assert sorted(os.listdir(tmp_path)) == ["10", "15"] and restore(tmp_path / "new") is None
-    with pytest.raises(ValueError, match="max_to_keep is 1"):
-        checkpoint.Checkpointer(tmp_path, max_to_keep=1)
 
 
 def test_the_best_step_stays_too_and_a_run_that_goes_on_knows_it(tmp_path):
@@ -129,16 +126,18 @@ def test_the_best_step_stays_too_and_a_run_that_goes_on_knows_it(tmp_path):
             checkpointer.restore(x, best=True)
 
 
-def test_another_config_is_refused_by_its_fields(saved):
-    now = {"seed": 4, "training": {"steps": 300, "widths": [64, 128]}}
+def test_another_training_is_refused_by_what_differs(saved):
+    def differ(metadata):
+        return files.diff(metadata["config"], {"seed": 4, "training": {"steps": 300, "widths": [64, 128]}})
+
     with pytest.raises(checkpoint.ConfigMismatch) as error:
-        restore(saved, now)
+        restore(saved, differ=differ)
     assert error.value.differences == [
         "seed: 3 (checkpoint) / 4 (now)",
         "training.widths: [64, 96] (checkpoint) / [64, 128] (now)",
     ]
     assert all(line in str(error.value) for line in error.value.differences)
-    assert restore(saved, now, may_differ=("seed", "training.widths"))[0] == 2
+    assert sorted(os.listdir(saved)) == ["1", "2"]
 
 
 def test_another_state_is_refused_by_its_leaves(saved):
@@ -193,7 +192,7 @@ def test_damage_is_seen_or_does_no_harm(saved, tmp_path_factory, caplog, damage)
         DAMAGE[damage](target)
         caplog.clear()
         with caplog.at_level(logging.WARNING, "jaxnas"):
-            step, state, _ = restore(broken, CONFIG)
+            step, state, _ = restore(broken)
         assert noticed is None or noticed == (step == 1), name
         assert_equal(state, make_state(step))
         # Nothing is lost: a damaged step is set aside.
@@ -212,7 +211,7 @@ def test_a_step_set_aside_can_be_saved_again(saved):
             assert checkpointer.restore(make_state(0))[0] == 1
             assert checkpointer.save(2, make_state(2), {"config": CONFIG})
         assert sorted(os.listdir(saved)) == ["1", "2", *aside]
-    assert_equal(restore(saved, CONFIG)[1], make_state(2))
+    assert_equal(restore(saved)[1], make_state(2))
 
 
 def test_when_all_are_damaged_it_says_so_each_time(saved):

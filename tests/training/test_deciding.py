@@ -13,7 +13,7 @@ from small_tasks import random_images
 import jaxnas
 from jaxnas import Choice, Space, data, runs, search, tasks
 from jaxnas.elastic import Decisions, Dense, fixed, width
-from jaxnas.training import ConfigMismatch, Fixed, Sandwich, Training, Uniform, fit, restore
+from jaxnas.training import ConfigMismatch, Fixed, Options, Sandwich, Training, Uniform, fit, restore
 from jaxnas.training.deciding import deciding, differences
 
 
@@ -82,15 +82,16 @@ def test_the_workdir_of_another_training_is_refused(tmp_path):
     for change, name in (
         (dict(task=make_task(seed=2)), "data.train.digest"),
         (dict(net=make_net(nn.tanh)), "program"),
-        (dict(config={"seed": 0, "training": TRAINING.deciding()}, recipe=Sandwich()), "recipe.type"),
-        (dict(variables=weights), "variables"),
-        (dict(optimizer=(optax.sgd(rate), rate)), "optimizer"),
+        (dict(recipe=Sandwich()), "recipe.type"),
+        (dict(seed=1), "seed"),
+        (dict(options=Options(variables=weights)), "variables"),
+        (dict(options=Options(optimizer=(optax.sgd(rate), rate))), "optimizer"),
     ):
         with pytest.raises(ConfigMismatch) as error:
             fit(**{**run, **change})
         assert name in {line.partition(":")[0] for line in error.value.differences}, change
     other = make_net(nn.tanh)
-    assert fit(**{**run, "net": other, "may_differ": ("program",)}).complete
+    assert fit(**{**run, "net": other, "options": Options(may_differ=("program",))}).complete
     with pytest.raises(ConfigMismatch, match="program"):
         restore(task, other, TRAINING, Uniform(), tmp_path)
     assert restore(task, net, TRAINING, Uniform(), tmp_path).complete

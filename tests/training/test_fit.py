@@ -20,11 +20,20 @@ from small_tasks import disturbed, net_of, perceptron, task_of
 
 import jaxnas
 from jaxnas import files, report, runs, search, tasks, training
-from jaxnas.training import ConfigMismatch, DivergedError, Fixed, Relaxed, Stopped, Training, Uniform, fit
-from jaxnas.training.ahead import Ahead
-from jaxnas.training.fit import PARTS, restore
+from jaxnas.training import (
+    ConfigMismatch,
+    DivergedError,
+    Fixed,
+    Options,
+    Relaxed,
+    Stopped,
+    Training,
+    Uniform,
+    fit,
+)
+from jaxnas.training.fit import PARTS, Ahead, restore
 from jaxnas.training.keys import stream
-from jaxnas.training.prepare import prepare
+from jaxnas.training.setup import prepare
 
 TASK, NET, MESH = task_of("images"), perceptron(1), training.make_mesh(1)
 TRAINING = Training(
@@ -35,26 +44,18 @@ TRAINING = Training(
     log_every=1,
     evaluate_every=3,
     checkpoint_every=2,
+    devices=1,
     prefetch=0,  # tests disturb what happens while the batch of a step is made
 )
 UNIFORM, RELAXED = Uniform(), Relaxed(start=2, every=2)
 
 
-def config_of(training):
-    settings = {"learning_rate": training.learning_rate, "clip": training.clip, "steps": training.steps}
-    return {"seed": 0, "training": settings}
-
-
-CONFIG = config_of(TRAINING)
-
-
 def train(task, workdir, training=TRAINING, **settings):
-    settings = {"config": config_of(training), "mesh": MESH, **settings}
     return fit(task, NET, training, workdir=workdir, **settings)
 
 
 def found_in(workdir, training=TRAINING, recipe=UNIFORM, **options):
-    return restore(TASK, NET, training, recipe, workdir, config_of(training), MESH, **options)
+    return restore(TASK, NET, training, recipe, workdir, **options)
 
 
 def lines(workdir, split=None):
@@ -123,7 +124,7 @@ def test_an_interrupted_training_ends_as_one_that_was_not(recipe, how, tmp_path,
         assert isinstance(stop.value, KeyboardInterrupt) or stop.value.code == 143
         assert not (tmp_path / "times.json").exists()
     with pytest.raises(ConfigMismatch, match="seed: 0 .* / 1 "):
-        train(TASK, tmp_path, recipe=recipe, config={**CONFIG, "seed": 1})
+        train(TASK, tmp_path, recipe=recipe, seed=1)
     again = train(TASK, tmp_path, recipe=recipe)
     assert again.complete and int(again.state.step) == 7
     assert bits(again.state) == bits(whole.state)
@@ -223,13 +224,15 @@ def test_batches_are_made_ahead_and_their_errors_are_those_of_their_step():
     assert made == [0, 1, 2, 3, 4, 5]
 
 
-def test_other_settings_are_refused_without_a_config_too(tmp_path):
-    """But for those that change no weights, such as the steps between two records."""
-    train(TASK, tmp_path, config=None)
+def test_other_settings_are_refused_but_for_those_that_change_no_weights(tmp_path):
+    train(TASK, tmp_path)
     with pytest.raises(ConfigMismatch, match="steps: 7"):
-        train(TASK, tmp_path, dataclasses.replace(TRAINING, steps=9), config=None)
-    other = dataclasses.replace(TRAINING, log_every=3, checkpoint_every=1, devices=2, steps_per_call=4)
-    assert train(TASK, tmp_path, other, config=None).complete
+        train(TASK, tmp_path, dataclasses.replace(TRAINING, steps=9))
+    other = dataclasses.replace(TRAINING, log_every=3, checkpoint_every=1, devices=None, steps_per_call=4)
+    assert train(TASK, tmp_path, other).complete
+    assert found_in(tmp_path, seed=0).complete
+    with pytest.raises(ConfigMismatch, match="seed"):
+        found_in(tmp_path, seed=1)
 
 
 def test_an_interrupted_training_is_searched_only_where_that_is_asked_for(tmp_path):
@@ -268,7 +271,7 @@ def poisoned(step):
 
 
 def finite(workdir):
-    state, _, _ = prepare(TASK, NET, TRAINING, UNIFORM, MESH)
+    state, _, _ = prepare(TASK, NET, TRAINING, UNIFORM)
     with training.Checkpointer(workdir / "checkpoints") as checkpoints:
         step, state, _ = checkpoints.restore(state)
     assert all(np.isfinite(x).all() for x in jax.tree.leaves((state.variables, state.opt_state)))
@@ -288,7 +291,7 @@ def test_a_diverged_training_goes_on_from_its_last_good_checkpoint(changes, tmp_
         train(poisoned(5), tmp_path, dataclasses.replace(TRAINING, clip=9.0))
     mended = dataclasses.replace(TRAINING, **changes)
     with pytest.raises(ConfigMismatch, match="seed"):  # only what mends it may be another
-        train(TASK, tmp_path, mended, config={**config_of(mended), "seed": 1})
+        train(TASK, tmp_path, mended, seed=1)
     trained = train(TASK, tmp_path, mended)
     assert trained.complete and int(trained.state.step) == 7 and finite(tmp_path) == 7
     assert not (tmp_path / "diverged.json").exists()
@@ -319,35 +322,25 @@ def test_steps_that_are_not_finite_are_skipped_and_counted_where_that_is_asked_f
     trained = train(poisoned(5), tmp_path, skipping)
     assert trained.complete and all(np.isfinite(x).all() for x in jax.tree.leaves(trained.variables))
     assert column(tmp_path, "train", "skipped") == [0, 0, 0, 0, 0, 1, 1]
-    state, step, batch = prepare(poisoned(0), NET, skipping, UNIFORM, MESH)
+    state, step, batch = prepare(poisoned(0), NET, skipping, UNIFORM)
     before = jax.device_get(state.params)
     state, metrics = step(state, batch(0))
     assert difference(state.params, before) == 0 and metrics["finite"] == 1
     assert step(state, batch(0))[1]["finite"] == 0  # one too many in a row
 
 
-def test_a_retraining_that_diverged_may_change_its_own_settings(tmp_path):
-    def run(task, rate):
-        config = {"retraining": {"learning_rate": rate, "steps": 7}}
-        return train(task, tmp_path, config=config, recipe=Fixed(NET.space.largest()))
-
-    with pytest.raises(DivergedError):
-        run(poisoned(5), 1e-2)
-    assert run(TASK, 1e-3).complete
-
-
 def test_a_loss_that_leaves_its_course_has_diverged_though_it_is_finite(tmp_path):
     """What its weights were saved to is removed, and smaller steps go on from what is left to a good end."""
     exploding = Training(
-        steps=16, batch_size=8, learning_rate=1e2, warmup_steps=15, log_every=8, checkpoint_every=1
+        devices=1, steps=16, batch_size=8, learning_rate=1e2, warmup_steps=15, log_every=8, checkpoint_every=1
     )
     with pytest.raises(DivergedError, match="diverged at step") as error:
-        fit(TASK, NET, exploding, mesh=MESH, workdir=tmp_path)
+        fit(TASK, NET, exploding, workdir=tmp_path)
     assert max(column(tmp_path, None)) < 16  # it ended before its last step
     first = files.read_json(tmp_path / "diverged.json")["step"]
     assert f"heckpoint {saved(tmp_path)[-1]} " in str(error.value) and 1 <= saved(tmp_path)[-1] < first - 1
     mended = dataclasses.replace(exploding, learning_rate=1e-3, clip=1.0)
-    assert fit(TASK, NET, mended, mesh=MESH, workdir=tmp_path).complete
+    assert fit(TASK, NET, mended, workdir=tmp_path).complete
     assert max(column(tmp_path, "train", "loss")) < 10
 
 
@@ -355,25 +348,25 @@ def test_the_first_and_the_last_step_may_diverge_and_a_huge_learning_rate_is_nam
     with pytest.raises(DivergedError, match="1 is not"):
         train(poisoned(0), tmp_path)
     assert saved(tmp_path) == []
-    huge = Training(steps=6, batch_size=8, learning_rate=3e38, warmup_steps=0, weight_decay=0.0)
+    huge = Training(devices=1, steps=6, batch_size=8, learning_rate=3e38, warmup_steps=0, weight_decay=0.0)
     with pytest.raises(DivergedError, match="learning_rate"):
-        fit(TASK, NET, huge, mesh=MESH)
+        fit(TASK, NET, huge)
     with pytest.raises(DivergedError, match="step 2 is not finite"):
-        fit(poisoned(1), NET, Training(steps=2, batch_size=8, warmup_steps=0), mesh=MESH)
+        fit(poisoned(1), NET, Training(steps=2, batch_size=8, warmup_steps=0))
 
 
 # ---- Averages, defaults, evaluations.
 
 
 def test_the_average_follows_the_weights_and_is_what_is_evaluated():
-    averaged = Training(steps=5, batch_size=8, warmup_steps=1, learning_rate=1e-2, average=0.75)
-    state, step, batch = prepare(TASK, NET, averaged, UNIFORM, MESH)
+    averaged = Training(devices=1, steps=5, batch_size=8, warmup_steps=1, learning_rate=1e-2, average=0.75)
+    state, step, batch = prepare(TASK, NET, averaged, UNIFORM)
     expected = jax.device_get(state.params)
     for number in range(5):
         state, _ = step(state, batch(number))
         expected = jax.tree.map(lambda a, p: 0.75 * a + 0.25 * np.asarray(p), expected, state.params)
     assert difference(state.params, expected) > 1e-4
-    fitted = fit(TASK, NET, averaged, mesh=MESH).variables["params"]
+    fitted = fit(TASK, NET, averaged).variables["params"]
     for found in (state.average, state.evaluated()["params"], fitted):
         assert difference(found, expected) < 1e-6
 
@@ -382,14 +375,14 @@ def test_a_task_a_network_and_a_number_of_steps_are_enough():
     trained = fit(TASK, NET, 3)
     assert trained.complete and int(trained.state.step) == 3
     small = NET.clone(space=NET.space.fix(NET.space.smallest()))
-    alone = fit(TASK, small, 2, mesh=MESH)
+    alone = fit(TASK, small, 2)
     assert alone.complete and alone.state.recipe == ()
 
 
 def test_what_the_caller_gave_can_be_read_afterwards():
     given = jaxnas.init(NET, jax.random.key(3), TASK.inputs), NET.space.largest()
     before = jax.device_get(given)
-    fit(TASK, NET, 2, recipe=Fixed(given[1]), variables=given[0], mesh=MESH)
+    fit(TASK, NET, 2, recipe=Fixed(given[1]), options=Options(variables=given[0]))
     jax.tree.map(np.testing.assert_array_equal, given, before)
 
 
@@ -413,7 +406,9 @@ def test_an_evaluation_has_the_standard_error_of_the_mean_of_its_batches():
 @pytest.mark.eight_devices
 def test_default_batches_are_as_many_rows_as_the_data_have_and_the_devices_can_share():
     for devices, rows in ((1, 16), (3, 15)):
-        _, _, batch = prepare(TASK, NET, Training(steps=2), Relaxed(), training.make_mesh(devices))
+        _, _, batch = prepare(
+            TASK, NET, Training(steps=2), Relaxed(), options=Options(mesh=training.make_mesh(devices))
+        )
         assert batch(0)["train"]["label"].shape == (rows,)  # no more than there are to search on
     assert [task_of("language").rows(role) for role in ("train", "search", "test")] == [49, 11, 8]
 
@@ -438,7 +433,10 @@ def test_what_does_not_fit_the_task_or_the_network_is_refused(tmp_path):
     shape = "float32[1, 4, 4, 1]"
 
     def case(*names, error=ValueError, task=TASK, net=NET, steps=2, **more):
-        return lambda: fit(task, net, steps, **{"mesh": MESH, **more}), error, *names
+        return lambda: fit(task, net, steps, **more), error, *names
+
+    def option(error, *names, **wrong):
+        return lambda: fit(TASK, NET, 2, options=Options(**wrong)), error, *names
 
     def kind(**wrong):
         return case(*wrong, error=TypeError, **wrong)
@@ -451,25 +449,21 @@ def test_what_does_not_fit_the_task_or_the_network_is_refused(tmp_path):
         case("space", error=TypeError, net=nn.Dense(3)),
         case("space", error=TypeError, net=None),
         *(case(f"training.steps is {steps!r}", steps=steps) for steps in (2.5, "3", 0)),
-        case("Perceptron", "params/in_1", variables=other),
-        case("'params'", "in_0", variables=own["params"]),
-        case("Perceptron", "params/in_0", variables=small),
+        option(ValueError, "Perceptron", "params/in_1", variables=other),
+        option(ValueError, "'params'", "in_0", variables=own["params"]),
+        option(ValueError, "Perceptron", "params/in_0", variables=small),
         case("'test'", recipe=Cheating()),
         kind(recipe=Uniform),
         kind(recipe="sandwich"),
-        kind(optimizer=optax.sgd(0.1)),
-        kind(optimizer=(optax.sgd(0.1), 0.1)),
-        kind(optimizer=(rate, optax.sgd(rate))),
-        kind(mesh="cpu"),
-        kind(workdir=file),
-        kind(workdir=3),
-        kind(variables=[1.0]),
-        kind(cost=3),
-        kind(config=[1]),
-        kind(may_differ="program"),
-        kind(progress=1),
-        kind(task=type(TASK)),
-        kind(net=type(NET)),
+        option(TypeError, "optimizer", optimizer=optax.sgd(0.1)),
+        option(TypeError, "optimizer", optimizer=(optax.sgd(0.1), 0.1)),
+        option(TypeError, "optimizer", optimizer=(rate, optax.sgd(rate))),
+        option(TypeError, "may_differ", may_differ="program"),
+        option(ValueError, "together", together=0),
+        case(error=FileExistsError, workdir=file),
+        case(error=TypeError, workdir=3),
+        case(error=TypeError, task=type(TASK)),
+        case("type", error=TypeError, net=type(NET)),
         (lambda: runs.Search(runs.ByStrategy(search.Evolution)), TypeError, "Evolution", "instance"),
     )
 

@@ -16,9 +16,9 @@ from small_tasks import TASKS, disturbed, net_of, perceptron, task_of
 import jaxnas
 from benchmarks.collectives import communicated
 from jaxnas import files, spaces, supernets, training
-from jaxnas.training import Relaxed, Sandwich, Training, Uniform, fit, make_evaluator, make_mesh
-from jaxnas.training.prepare import prepare
+from jaxnas.training import Options, Relaxed, Sandwich, Training, Uniform, fit, make_evaluator, make_mesh
 from jaxnas.training.relaxed import Order
+from jaxnas.training.setup import prepare
 
 pytestmark = pytest.mark.eight_devices
 
@@ -67,7 +67,9 @@ def small_net(kind, recipe):
 def trained(kind, mesh, steps=3, recipe="uniform"):
     task, net = task_of(kind), small_net(kind, recipe)
     settings = dataclasses.replace(TRAINING, average=0.5 if "averaged" in recipe else 0.0)
-    state, step, batch = prepare(task, net, settings, RECIPES[recipe](net, task), mesh, optimizer=SGD)
+    state, step, batch = prepare(
+        task, net, settings, RECIPES[recipe](net, task), options=Options(mesh=mesh, optimizer=SGD)
+    )
     for number in range(steps):
         state, metrics = step(state, batch(number))
     return state, metrics
@@ -98,7 +100,7 @@ def test_a_training_goes_on_with_other_numbers_of_model_devices(tmp_path):
     settings = Training(steps=6, batch_size=8, log_every=1, evaluate_every=6, checkpoint_every=2, prefetch=0)
 
     def train(task, workdir, mesh):
-        return fit(task, net, settings, workdir=workdir, mesh=mesh)
+        return fit(task, net, settings, workdir=workdir, options=Options(mesh=mesh))
 
     def stop(batch):
         raise InterruptedError
@@ -124,7 +126,9 @@ def test_a_supernet_takes_the_less_memory_the_more_devices_share_it_and_only_act
     stored = 4 * sum(leaf.size for leaf in jax.tree.leaves(jaxnas.init(net, jax.random.key(0), task.inputs)))
     arguments, moved = {}, {}
     for model in (1, 4):
-        state, step, batch = prepare(task, net, TRAINING, Uniform(), make_mesh(8, model))
+        state, step, batch = prepare(
+            task, net, TRAINING, Uniform(), options=Options(mesh=make_mesh(8, model))
+        )
         program = step.lower(state, batch(0)).compile()
         arguments[model] = program.memory_analysis().argument_size_in_bytes
         moved[model] = {kind: size for kind, (size, _) in communicated(program.as_text()).items()}

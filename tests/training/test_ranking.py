@@ -14,29 +14,31 @@ from small_tasks import perceptron, random_images, task_of
 
 import jaxnas
 from jaxnas import data, executors, runs, search, tasks
-from jaxnas.runs.alone import trained_alone
-from jaxnas.runs.ranking import _interval, kendall_tau
-from jaxnas.training import Training, make_evaluator, train_seeds
+from jaxnas.runs.ranking import _interval, kendall_tau, trained_alone
+from jaxnas.training import EarlyStopping, Options, Training, make_evaluator, train_seeds
+from jaxnas.training.alone import make_scorer
 from jaxnas.training.keys import stream
-from jaxnas.training.ranking import scores_alone
 
 TASK, NET = task_of("images"), perceptron(2, (1, 2, 4))
 VARIABLES = {"params": random_params(NET, TASK.inputs.shape)}
-TRAINING = Training(steps=6, batch_size=8, learning_rate=3e-2)
+TRAINING = Training(steps=6, batch_size=8, learning_rate=3e-2, devices=1)
+
+
+def scores_alone(training, archs, **options):
+    return np.float32([*make_scorer(TASK, NET, training, options=Options(**options))(archs)])
 
 
 @pytest.mark.parametrize("together", [1, None])
 def test_each_architecture_is_trained_alone_as_if_there_were_no_others(together):
-    archs = NET.space.sample(jax.random.key(0), 5)
-    told = []
-    alone = scores_alone(TASK, NET, TRAINING, archs, together=together, told=lambda *one: told.append(one))
-    assert told == list(enumerate(alone.tolist()))
-    once = dict(training=dataclasses.replace(TRAINING, evaluate_every=6), role="search", test=False)
-    both = train_seeds(TASK, NET, seeds=[4] * 5, arch=archs, together=together, **once)
+    archs, options = NET.space.sample(jax.random.key(0), 5), Options(together=together)
+    alone = scores_alone(TRAINING, archs, together=together or 5)
+    once = dict(
+        training=dataclasses.replace(TRAINING, evaluate_every=6), stopping=EarlyStopping(role="search")
+    )
+    both = train_seeds(TASK, NET, seeds=[4] * 5, arch=archs, options=options, **once)
     for i in (0, 3):
         own = train_seeds(TASK, NET, seeds=[0], arch=take(archs, i), **once)
         assert own.metrics["search"]["accuracy"][0] == pytest.approx(alone[i], abs=1e-6)
-        assert set(own.metrics) == {"search"}  # nothing is measured on the test data
         # So are several seeds at once.
         one = train_seeds(TASK, NET, seeds=[4], arch=take(archs, i), **once)
         for a, b in zip(*map(jax.tree.leaves, (both.variables, one.variables)), strict=True):
@@ -44,13 +46,11 @@ def test_each_architecture_is_trained_alone_as_if_there_were_no_others(together)
 
 
 def test_a_ranking_has_inherited_scores_and_those_alone():
-    found = runs.rank(TASK, NET, VARIABLES, TRAINING, 5)
+    found = runs.rank(TASK, NET, VARIABLES, runs.Lab(alone=TRAINING), 5)
     archs = jax.tree.map(lambda *x: np.stack(x), *map(NET.space.from_dict, found.architectures))
     expected = make_evaluator(TASK, NET, "search").scores(VARIABLES, archs)
     np.testing.assert_array_equal(np.float32(found.inherited), expected)
-    np.testing.assert_array_equal(
-        np.float32(found.alone), scores_alone(TASK, NET, TRAINING, archs, together=1)
-    )
+    np.testing.assert_array_equal(np.float32(found.alone), scores_alone(TRAINING, archs))
     tau = scipy.stats.kendalltau(found.inherited, found.alone).statistic
     assert found.kendall_tau == (None if np.isnan(tau) else tau)
     assert (found.role, found.steps) == ("search", 6)
@@ -93,7 +93,7 @@ def test_the_best_of_the_finalists_is_found():
     distinct = {str(line["architecture"]): line["architecture"] for line in best}
     archs = [NET.space.from_dict(values) for values in list(distinct.values())[:3]]
     batch = jax.tree.map(lambda *x: np.stack(x), *archs)
-    alone = scores_alone(TASK, NET, TRAINING.shortened(4), batch, together=1)
+    alone = scores_alone(TRAINING.shortened(4), batch)
     assert NET.space.to_dict(found.arch) == NET.space.to_dict(archs[int(np.argmax(alone))])
     # On workers, which find the last one the best.
     told, names = [], [json.dumps(NET.space.to_dict(arch)) for arch in archs]
@@ -107,7 +107,8 @@ def test_the_best_of_the_finalists_is_found():
         there = runs.search_space(
             TASK, NET, VARIABLES, settings, runs.Lab(alone=TRAINING, workers={"alone": calls})
         )
-        ranking = runs.rank(TASK, NET, VARIABLES, TRAINING, 2, steps=3, alone=lengths)
+        own = runs.Lab(alone=TRAINING.shortened(3), workers={"alone": lengths})
+        ranking = runs.rank(TASK, NET, VARIABLES, own, 2)
     assert NET.space.to_dict(there.arch) == NET.space.to_dict(archs[2])
     assert sorted(told) == sorted((name, 4) for name in names)
     assert list(ranking.alone) == [len_of(json.dumps(values), 3) for values in ranking.architectures]
@@ -132,7 +133,9 @@ def test_what_was_trained_alone_in_a_workdir_is_not_trained_again(tmp_path):
         told.clear()
         with concurrent.futures.ThreadPoolExecutor(1) as executor:
             calls = executors.Calls(on_a_worker, executor)
-            scores = trained_alone(task, NET, training, archs, calls=calls, workdir=tmp_path)
+            scores = trained_alone(
+                task, NET, archs, runs.Lab(tmp_path, alone=training, workers={"alone": calls})
+            )
         return scores, list(told)
 
     scores, trained = run(TRAINING, broken=[2])
@@ -155,7 +158,7 @@ def test_what_was_trained_alone_in_a_workdir_is_not_trained_again(tmp_path):
 
 def test_a_training_that_diverges_is_left_out_of_the_ranking():
     wild = dataclasses.replace(TRAINING, learning_rate=1e30, warmup_steps=0)
-    found = runs.rank(TASK, NET, VARIABLES, wild, 3)
+    found = runs.rank(TASK, NET, VARIABLES, runs.Lab(alone=wild), 3)
     assert found.alone == (None,) * 3 and found.kendall_tau is None and found.interval == (None, None)
 
 
@@ -172,7 +175,7 @@ def test_what_cannot_be_ranked_is_refused(tmp_path):
         return runs.search_and_finish(TASK, NET, VARIABLES, runs.Search(ranked=2), runs.Lab(tmp_path))
 
     check(
-        (lambda: runs.rank(TASK, NET, VARIABLES, TRAINING, 1), ValueError, "count is 1"),
+        (lambda: runs.rank(TASK, NET, VARIABLES, runs.Lab(alone=TRAINING), 1), ValueError, "count is 1"),
         settings("search.ranked is 1", ranked=1),
         (lambda: runs.ByStrategy(finalists=-1), ValueError, "search.method.finalists is -1"),
         *(

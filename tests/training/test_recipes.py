@@ -15,15 +15,15 @@ from small_tasks import net_of, perceptron, task_of
 import jaxnas
 from jaxnas import Choice, Space, tasks, training
 from jaxnas.elastic import Decisions, Mixture
-from jaxnas.training import Fixed, Relaxed, Training, Uniform, make_mesh, relaxations
-from jaxnas.training.prepare import prepare
+from jaxnas.training import Fixed, Options, Relaxed, Training, Uniform, relaxations
+from jaxnas.training.setup import prepare
 
 TASK, NET = task_of("images"), perceptron(2, (1, 2, 4))
 SPACE = NET.space
 RATE = 0.3
 SGD = optax.sgd(RATE), optax.constant_schedule(RATE)
 COST = jaxnas.cost(NET, TASK.inputs)
-TRAINING = Training(steps=40, batch_size=8)
+TRAINING = Training(steps=40, batch_size=8, devices=1)
 
 
 @functools.cache
@@ -32,7 +32,7 @@ def made(recipe=None, kind="images", **relaxed):
     task, net = (TASK, NET) if kind == "images" else (task_of(kind), net_of(kind, scan=True))
     recipe = Relaxed(**relaxed) if recipe is None else recipe
     cost = COST if kind == "images" else None
-    return prepare(task, net, TRAINING, recipe, make_mesh(1), optimizer=SGD, cost=cost)
+    return prepare(task, net, TRAINING, recipe, options=Options(optimizer=SGD, cost=cost))
 
 
 def run(steps, **settings):
@@ -104,7 +104,9 @@ def test_gradients_of_the_logits_are_exact(order):
     # Plain descent in place of Adam: the logits move by the gradient.
     object.__setattr__(recipe, "_optimizer", lambda: optax.sgd(1.0))
     weights = {"params": random_params(NET, TASK.inputs.shape)}  # far from 0, so that the logits matter
-    state, step, batch = prepare(task, NET, TRAINING, recipe, make_mesh(1), optimizer=SGD, variables=weights)
+    state, step, batch = prepare(
+        task, NET, TRAINING, recipe, options=Options(optimizer=SGD, variables=weights)
+    )
     params, logits, rows = *jax.device_get((state.params, state.logits)), batch(0)
 
     def loss(params, logits, role):
@@ -143,9 +145,9 @@ def test_joint_search_learns_from_training_data_alone():
     assert moved(states, lambda s: s.params) == [True] * 5
     # Nothing is held out of its data.
     whole = TASK.whole()
-    prepare(whole, NET, TRAINING, Relaxed(order="joint"), make_mesh(1))
+    prepare(whole, NET, TRAINING, Relaxed(order="joint"))
     with pytest.raises(ValueError, match="'search'"):
-        prepare(whole, NET, TRAINING, Relaxed(order="first"), make_mesh(1))
+        prepare(whole, NET, TRAINING, Relaxed(order="first"))
 
 
 def test_a_cost_above_its_target_pushes_to_cheaper_options():
@@ -184,8 +186,8 @@ def test_a_fixed_architecture_trains_as_the_extracted_network_does():
     arch = SPACE.from_dict({"hidden": [2, 1]})
     state, step, batch = made(recipe=Fixed(arch))
     small = jaxnas.extract(NET, state.variables, arch, inputs=TASK.inputs)
-    given = dict(variables=small.variables, optimizer=SGD)
-    alone, own, _ = prepare(TASK, small.net, TRAINING, Fixed(), make_mesh(1), **given)
+    options = Options(variables=small.variables, optimizer=SGD)
+    alone, own, _ = prepare(TASK, small.net, TRAINING, Fixed(), options=options)
     state = jax.tree.map(jnp.copy, state)
     for number in range(3):
         state, _ = step(state, batch(number))
@@ -213,7 +215,6 @@ class OneKind(nn.Module):
 
 
 def test_what_cannot_be_right_is_refused():
-    mesh = make_mesh(1)
     latency, late = Relaxed(cost="latency_ms"), Relaxed(start=2)
     same = Relaxed(cost="macs", reference={"hidden": [1, 1]})
 
@@ -243,7 +244,7 @@ def test_what_cannot_be_right_is_refused():
         (lambda: Fixed().init(SPACE), ValueError, "network has 9"),
         fixed("'hidden'[1] is 3", hidden=[0, 3]),
         fixed("did you mean 'hidden'?", hiden=[0, 1]),
-        (lambda: prepare(TASK, NET, TRAINING, latency, mesh), ValueError, "'latency_ms'"),
+        (lambda: prepare(TASK, NET, TRAINING, latency), ValueError, "'latency_ms'"),
         (lambda: training.fit(TASK, NET, 2, recipe=late), ValueError, "recipe.start is 2"),
         # Before anything is trained.
         kind("OneKind fails with a soft", False, Relaxed()),

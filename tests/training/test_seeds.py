@@ -13,18 +13,28 @@ from small_tasks import TASKS, net_of, task_of
 import jaxnas
 from benchmarks.graph_baselines import GAT, GCN
 from jaxnas import tasks
-from jaxnas.training import DivergedError, Training, make_evaluator, make_mesh, train_seeds
+from jaxnas.training import (
+    DivergedError,
+    EarlyStopping,
+    Options,
+    Training,
+    make_evaluator,
+    make_mesh,
+    train_seeds,
+)
 from jaxnas.training.keys import stream
 
 TASK, NET = task_of("graphs"), net_of("graphs")
 ARCH = NET.space.largest()
 SGD = optax.sgd(0.5, momentum=0.9)
-TRAINING = Training(steps=12, batch_size=8, evaluate_every=2)
+TRAINING = Training(steps=12, batch_size=8, evaluate_every=2, devices=1)
+SEARCH = EarlyStopping(role="search")
 
 
-def seeds_of(training=TRAINING, seeds=(3, 5, 8), **options):
-    options = {"arch": ARCH, "optimizer": SGD, "role": "search", **options}
-    return train_seeds(TASK, NET, training, seeds, **options)
+def seeds_of(training=TRAINING, seeds=(3, 5, 8), *, arch=ARCH, sgd=SGD, together=None, role="search", **how):
+    stopping = EarlyStopping(role=role, **how)
+    options = Options(optimizer=(sgd, lambda step: 0.5), together=together)
+    return train_seeds(TASK, NET, training, seeds, arch=arch, stopping=stopping, options=options)
 
 
 @pytest.fixture(scope="module")
@@ -88,14 +98,14 @@ def test_it_does_not_matter_how_many_are_computed_at_once(found, capsys):
 def test_a_patience_begins_with_the_first_measurement_and_ends_a_training():
     rare = seeds_of(Training(steps=8, batch_size=8, evaluate_every=4), patience=1)
     assert rare.best_steps.tolist() == [4, 4, 4] and rare.steps == 8
-    still = seeds_of(Training(steps=50, batch_size=8, evaluate_every=1), optimizer=optax.sgd(0.0), patience=3)
+    still = seeds_of(Training(steps=50, batch_size=8, evaluate_every=1), sgd=optax.sgd(0.0), patience=3)
     assert still.steps == 5 and still.best_steps.tolist() == [1, 1, 1]  # nothing gets better
 
 
 @pytest.mark.parametrize("kind", ["graphs", *tiers.nightly(*(kind for kind in TASKS if kind != "graphs"))])
 def test_every_task_takes_it(kind):
     task, net, settings = task_of(kind), net_of(kind), Training(steps=3, batch_size=8, warmup_steps=1)
-    found = train_seeds(task, net, settings, range(2), arch=net.space.smallest(), role="search")
+    found = train_seeds(task, net, settings, range(2), arch=net.space.smallest(), stopping=SEARCH)
     for role in ("search", "test"):
         values = found.metrics[role][task.metrics[0].name]
         assert values.shape == (2,) and np.isfinite(values).all() and values[0] != values[1]
@@ -105,7 +115,7 @@ def test_every_task_takes_it(kind):
 def test_the_known_networks_learn_and_are_networks_of_the_road(network):
     net = network(2, dropout=0.1)
     settings = Training(steps=40, learning_rate=3e-2, weight_decay=0.0)
-    found = train_seeds(TASK, net, settings, range(2), role="search")
+    found = train_seeds(TASK, net, settings, range(2), stopping=SEARCH)
     assert (found.metrics["test"]["accuracy"] > 0.75).all()
     arch, one = net.space.smallest(), take(found.variables, 0)
     inputs = jax.tree.map(jnp.asarray, take(TASK.preprocess(TASK.evaluation("test")), 0))
@@ -127,6 +137,5 @@ def test_what_cannot_be_is_refused_and_a_seed_that_diverges_is_named():
         case("network has 9", arch=None),
         case("patience is 0", patience=0),
         case("together is 0", together=0),
-        case("average is 0.9", training=Training(steps=2, average=0.9)),
-        case("'search'", DivergedError, optimizer=optax.sgd(float("nan")), metric="loss"),
+        case("'search'", DivergedError, sgd=optax.sgd(float("nan")), metric="loss"),
     )

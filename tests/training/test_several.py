@@ -14,11 +14,20 @@ from small_tasks import net_of, perceptron, task_of
 
 import jaxnas
 from jaxnas import Choice, Space, tasks, training
-from jaxnas.training import Attentive, Distillation, Fair, Fixed, Progressive, Sandwich, Stratified, Uniform
-from jaxnas.training.prepare import prepare
-from jaxnas.training.recipe import Problem
+from jaxnas.training import (
+    Attentive,
+    Distillation,
+    Fair,
+    Fixed,
+    Options,
+    Progressive,
+    Sandwich,
+    Stratified,
+    Uniform,
+)
+from jaxnas.training.recipe import Problem, region_of
 from jaxnas.training.recipes import fair
-from jaxnas.training.region import region_of
+from jaxnas.training.setup import prepare
 from jaxnas.training.step import active_masks
 from jaxnas.training.together import join
 
@@ -26,7 +35,7 @@ TASK, NET = task_of("images"), perceptron(2, (1, 2, 4))
 SPACE, COST = NET.space, jaxnas.cost(NET, TASK.inputs)
 RATE = 0.3
 SGD = optax.sgd(RATE), optax.constant_schedule(RATE)
-TRAINING = training.Training(steps=40, batch_size=8)
+TRAINING = training.Training(steps=40, batch_size=8, devices=1)
 DEEP = Space(depth=Choice(1, 2, 3), hidden=Choice(4, 8).repeat(3, active="depth"), kernel=Choice(3, 5, 7))
 
 
@@ -44,8 +53,8 @@ PLAIN = Plain(data=TASK.data, label_smoothing=0.0)
 def stepped(recipe, *, task=PLAIN, net=NET, steps=1, weights=True):
     """The states before and after some steps of plain gradient descent, the last metrics, the last batch."""
     variables = {"params": random_params(NET, TASK.inputs.shape)} if weights else None
-    options = dict(optimizer=SGD, variables=variables)
-    state, step, batch = prepare(task, net, TRAINING, recipe, training.make_mesh(1), **options)
+    options = Options(optimizer=SGD, variables=variables)
+    state, step, batch = prepare(task, net, TRAINING, recipe, options=options)
     before, metrics = jax.device_get(state), {}
     for number in range(steps):
         state, metrics = step(state, batch(number))
@@ -195,6 +204,10 @@ def test_a_saved_network_is_a_teacher_by_its_folder(tmp_path):
         recipe = Uniform(distill=Distillation(teacher=teacher))
         found.append(stepped(recipe, net=net, weights=False)[1].params)
     assert difference(*found) == 0
+    # The folder is read when a training begins, and not from what was read before.
+    zeros = jax.tree.map(jnp.zeros_like, small.variables)
+    jaxnas.save_subnet(folder, small.net, zeros, TASK.inputs)
+    assert difference(recipe.loaded().teacher.variables, zeros) == 0
 
 
 def test_a_teacher_of_other_classes_or_of_another_kind_is_refused(tmp_path):
@@ -280,7 +293,7 @@ def test_attentive_sampling_trains_what_has_the_least_or_greatest_loss():
 def test_a_schedule_of_spaces_grows_without_another_program():
     first, second = (SPACE.restrict(hidden=options) for options in (4, (2, 4)))
     recipe = Progressive(phases=((0, first), (3, second), (6, SPACE)), recipe=Sandwich(random=2))
-    state, step, batch = prepare(TASK, NET, TRAINING, recipe, training.make_mesh(1), optimizer=SGD)
+    state, step, batch = prepare(TASK, NET, TRAINING, recipe, options=Options(optimizer=SGD))
     seen = []
     for number in range(9):
         state, metrics = step(state, batch(number))
@@ -297,7 +310,7 @@ def test_a_new_phase_begins_with_sorted_channels_and_moments():
     momentum = optax.sgd(1e-3, momentum=0.9), SGD[1]
     for sort in (True, False):
         recipe = Progressive(phases=phases, sort=sort)
-        state, step, batch = prepare(TASK, net, TRAINING, recipe, training.make_mesh(1), optimizer=momentum)
+        state, step, batch = prepare(TASK, net, TRAINING, recipe, options=Options(optimizer=momentum))
         sorted_at = []
         for number in range(3):
             state, _ = step(state, batch(number))

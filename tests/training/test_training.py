@@ -14,13 +14,11 @@ from small_nets import difference
 from small_tasks import net_of, perceptron, task_of
 
 from jaxnas import training
-from jaxnas.training import Training, Uniform, make_mesh
-from jaxnas.training import optimizer as optimizer_lib
-from jaxnas.training.calls import several
+from jaxnas.training import Options, Training, Uniform, make_mesh
 from jaxnas.training.divergence import Course
 from jaxnas.training.mesh import shard_batch
-from jaxnas.training.prepare import prepare
-from jaxnas.training.step import active_masks
+from jaxnas.training.setup import prepare
+from jaxnas.training.step import active_masks, several, update
 
 TASK, NET = task_of("images"), perceptron(5, (1, 2, 3, 4))
 VIT = net_of("images")
@@ -34,7 +32,9 @@ def made(devices=1, net=NET, sgd=False, **settings):
     """A compiled step, its first state (consumed by it: take a copy), and the batches by step."""
     training = Training(steps=1000, batch_size=16, learning_rate=1e-2, warmup_steps=4, **settings)
     optimizer = SGD if sgd else None
-    return prepare(TASK, net, training, Uniform(), make_mesh(devices), optimizer=optimizer)
+    return prepare(
+        TASK, net, training, Uniform(), options=Options(mesh=make_mesh(devices), optimizer=optimizer)
+    )
 
 
 def copy(state):
@@ -102,7 +102,9 @@ def test_one_program_trains_a_thousand_architectures():
 
     given = {field.name: getattr(TASK, field.name) for field in dataclasses.fields(TASK)}
     training = Training(steps=1000, batch_size=16, warmup_steps=4)
-    state, step, batch = prepare(Counted(**given), NET, training, Uniform(), make_mesh(1))
+    state, step, batch = prepare(
+        Counted(**given), NET, training, Uniform(), options=Options(mesh=make_mesh(1))
+    )
     rows, seen, before = batch(0), set(), len(traces)
     for _ in range(1000):
         state, metrics = step(state, rows)
@@ -180,7 +182,11 @@ def test_settings_and_seeds_out_of_range_are_named():
 def test_a_batch_that_the_devices_cannot_share_is_refused():
     def case(size, name):
         training = Training(steps=2, batch_size=size)
-        return lambda: prepare(TASK, NET, training, Uniform(), make_mesh(8)), ValueError, name
+        return (
+            lambda: prepare(TASK, NET, training, Uniform(), options=Options(mesh=make_mesh(8))),
+            ValueError,
+            name,
+        )
 
     check(
         (lambda: shard_batch({"x": np.zeros((12, 3))}, make_mesh(8)), ValueError, "12 does"),
@@ -216,7 +222,7 @@ def test_adamw_and_adam_with_l2_are_those_of_pytorch(l2):
     for number in range(6):
         grads = {name: random.normal(size=x.shape) for name, x in first.items()}
         tree = {name: jnp.asarray(grad, jnp.float32) for name, grad in grads.items()}
-        params, state = optimizer_lib.update(optimizer, tree, state, params, *masks)
+        params, state = update(optimizer, tree, state, params, *masks)
         for group in theirs.param_groups:
             group["lr"] = float(schedule(number))
         for name, parameter in ours.items():

@@ -21,7 +21,8 @@ from hypothesis import strategies as st
 from refusals import check
 
 from jaxnas import files
-from jaxnas.training import metrics, preemption, progress, workdir
+from jaxnas.training import preemption, progress, workdir
+from jaxnas.training.store import JsonlWriter
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -76,7 +77,7 @@ def test_a_resumed_file_equals_the_uninterrupted_one(records, resume, cut):
     ]
 
     def write(path, wanted, **options):
-        writer = metrics.JsonlWriter(path, **options)
+        writer = JsonlWriter(path, **options)
         for record in wanted:
             writer.write(record)
 
@@ -95,7 +96,7 @@ def test_a_resumed_file_equals_the_uninterrupted_one(records, resume, cut):
 def test_metrics_are_valid_json_with_null_for_nan_in_a_file_that_starts_empty(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1}\n')
-    metrics.JsonlWriter(path).write({"step": 1, "loss": jnp.float32(jnp.nan), "rate": np.inf})
+    JsonlWriter(path).write({"step": 1, "loss": jnp.float32(jnp.nan), "rate": np.inf})
     assert path.read_text() == '{"step": 1, "loss": null, "rate": null}\n'
 
 
@@ -103,16 +104,16 @@ def test_a_damaged_line_in_the_middle_is_named_and_nothing_is_cut(tmp_path):
     path = tmp_path / "metrics.jsonl"
     for line in ("not json", "[1]", '{"loss": 1}', '{"step": null}', "3"):
         path.write_text(before := f'{{"step": 1}}\n{line}\n{{"step": 3}}\n')
-        check((lambda: metrics.JsonlWriter(path, resume=5), ValueError, path.name))
+        check((lambda: JsonlWriter(path, resume=5), ValueError, path.name))
         assert path.read_text() == before
 
 
 def test_the_step_never_decreases(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    writer = metrics.JsonlWriter(path)
+    writer = JsonlWriter(path)
     check((lambda: writer.write({"index": 3}), ValueError, "'step'"))
     writer.write({"step": 3})
-    again = metrics.JsonlWriter(path, resume=3)
+    again = JsonlWriter(path, resume=3)
     check((lambda: again.write({"step": 2}), ValueError, "'step'"))
     assert files.read_lines(path) == [{"step": 3}]
 

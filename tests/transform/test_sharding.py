@@ -12,8 +12,8 @@ from small_tasks import task_of
 import jaxnas
 from jaxnas import Choice
 from jaxnas.tensors import flatten
-from jaxnas.training import Training, Uniform, make_mesh
-from jaxnas.training.prepare import prepare
+from jaxnas.training import Options, Training, Uniform, make_mesh
+from jaxnas.training.setup import prepare
 
 SGD = optax.sgd(0.1, momentum=0.9), lambda step: 0.1
 
@@ -78,7 +78,9 @@ def test_eight_devices_that_share_parameters_train_as_one_does(name):
     settings = Training(steps=3, batch_size=8, warmup_steps=0)
     states = []
     for mesh in (make_mesh(1), make_mesh(8, 2)):  # rows over four, parameters over two
-        state, step, batch = prepare(task, net, settings, Uniform(), mesh, optimizer=SGD)
+        state, step, batch = prepare(
+            task, net, settings, Uniform(), options=Options(mesh=mesh, optimizer=SGD)
+        )
         for number in range(3):
             state, metrics = step(state, batch(number))
         states.append((state, float(metrics["loss"])))
