@@ -133,7 +133,8 @@ def check_import(function: Callable[..., Any], executor: futures_lib.Executor) -
       ValueError: they cannot.
     """
     try:
-        if isinstance(executor, Ray):  # which sends the functions of a script by value
+        # Ray sends the functions of a script by value, and threads share them.
+        if isinstance(executor, Ray | futures_lib.ThreadPoolExecutor):
             executor.submit(callable, function).result()
         else:  # One that cannot be imported would break a pool of processes without a reason; bytes do not.
             executor.submit(pickle.loads, pickle.dumps(function)).result()
