@@ -310,19 +310,19 @@ def check_fits(task: Task, net: nn.Module) -> None:
         if _takes_soft(functools.partial(jax.eval_shape, run, key), net.space):
             raise ValueError(
                 f"{name} takes soft architectures alone, weights of the options of each decision. A network "
-                "must take hard ones, an index for each, too: it is initialized and extracted with them. "
-                f"The layers of jaxnas.elastic take both. It fails with {type(error).__name__}: {error}"
+                "must take hard ones, an index for each, too: it is initialized and extracted with them. The "
+                f"layers of jaxnas.elastic take both. It fails with {type(error).__name__}: {error}"
             ) from error
         raise ValueError(
-            f"{name} does not take the batches of {task.name}, of which one row is {row}. "
-            f"It fails with {type(error).__name__}: {error}{mistaken(error, task.inputs)}"
+            f"{name} does not take the batches of {task.name}, of which one row is {row}. It fails with "
+            f"{type(error).__name__}: {error}{mistaken(error, task.inputs)}"
         ) from error
     try:
         jax.eval_shape(loss, variables, arch, key)
     except Exception as error:
         raise ValueError(
-            f"{name} makes {describe(predictions(outputs))} of one row of {task.name}, {row}, and the "
-            f"task's loss fails on it with {type(error).__name__}: {error}"
+            f"{name} makes {describe(predictions(outputs))} of one row of {task.name}, {row}, and the task's "
+            f"loss fails on it with {type(error).__name__}: {error}"
         ) from error
 
 
