@@ -62,8 +62,8 @@ class ListOps:
 def listops(rule: ListOps) -> Sentences:
     """Makes different expressions by a rule.
 
-    Each split has its own random stream, so that more training examples leave the others unchanged. The search
-    split is a development part, which monitors a retraining.
+    Each split has its own random stream, so that more training examples leave the others unchanged. The
+    search split is a development part, which monitors a retraining.
 
     Returns:
       Symbols as tokens, rows padded with `<pad>` to `max_length`; the classes are the digits 0 to 9.
