@@ -76,8 +76,7 @@ def _images(name: str, images: Any) -> np.ndarray:
     except ValueError as error:  # of images of several sizes
         raise ValueError(
             f"from_arrays: {name} are no array ({error}). Scale them to one size first, or let "
-            "data.from_folder "
-            "scale the files by its size=64."
+            "data.from_folder scale the files by its size=64."
         ) from error
     if images.ndim == 3:
         images = images[..., None]
@@ -85,13 +84,12 @@ def _images(name: str, images: Any) -> np.ndarray:
     if images.ndim != 4 or images.dtype.kind not in "iuf" or not images.size:
         raise ValueError(
             f"from_arrays: {name} are {described}; expected numbers [n, H, W] or [n, H, W, C]. Rows of "
-            "numbers "
-            "[n, F] are for data.from_table."
+            "numbers [n, F] are for data.from_table."
         )
     if images.shape[3] > 4 and images.shape[1] in (1, 3, 4):
         raise ValueError(
-            f"from_arrays: {name} are {described}, which has channels before height and width; expected "
-            f"[n, H, W, C]. Give {name}.transpose(0, 2, 3, 1)."
+            f"from_arrays: {name} are {described}, which has channels before height and width; expected [n, "
+            f"H, W, C]. Give {name}.transpose(0, 2, 3, 1)."
         )
     if images.dtype.kind == "f" and not np.abs(images).max() <= np.finfo(np.float32).max:
         raise ValueError(f"from_arrays: {name} hold a NaN, an infinity, or a number beyond float32.")

@@ -32,9 +32,8 @@ class Stream:
             array = getattr(self, name)
             if array.dtype != np.int32 or array.ndim != 1 or array.shape != shape or not array.size:
                 raise ValueError(
-                    f"the {self.role} stream has {name} {array.dtype}{list(array.shape)}; expected int32 "
-                    "[n] of "
-                    "one length for tokens and documents."
+                    f"the {self.role} stream has {name} {array.dtype}{list(array.shape)}; expected int32 [n] "
+                    "of one length for tokens and documents."
                 )
         if self.tokens.min() < 0:
             raise ValueError(

@@ -46,8 +46,7 @@ class Dataset(Labeled):
             if images.ndim != 4 or images.dtype.kind not in "iuf" or images.shape[1:] != train.shape[1:]:
                 raise ValueError(
                     f"{self.name}: images to {role} are {images.dtype}{list(images.shape)}, and those to "
-                    "train "
-                    f"on {train.dtype}{list(train.shape)}; expected numbers [n, H, W, C] of one size."
+                    f"train on {train.dtype}{list(train.shape)}; expected numbers [n, H, W, C] of one size."
                 )
 
     @property
@@ -144,9 +143,9 @@ def open_prepared(name: str, data_dir: str | os.PathLike | None) -> Any:
             return builder
     found = sorted(path.name for path in root.iterdir()) if root.is_dir() else []
     raise FileNotFoundError(
-        f"{name} is not prepared as array_record in {root}{nearest(base, [*found, 'digits'])} "
-        f"`python -m tools.convert_data {base} FOLDER`, in a clone, makes it of original files, if it knows "
-        f"it. Or run once, where TensorFlow is installed: tfds.builder({name!r}, data_dir={str(root)!r}, "
+        f"{name} is not prepared as array_record in {root}{nearest(base, [*found, 'digits'])} `python -m "
+        f"tools.convert_data {base} FOLDER`, in a clone, makes it of original files, if it knows it. Or run "
+        f"once, where TensorFlow is installed: tfds.builder({name!r}, data_dir={str(root)!r}, "
         "file_format='array_record').download_and_prepare()"
     )
 
@@ -199,8 +198,7 @@ def _image_shape(name: str, shape: Sequence[Any], dtype: Any, size: int | None) 
     if many == (size is None):
         raise ValueError(
             f"{name} has images {list(shape)}, and image_size is {size}. It is for images of many sizes, "
-            "which "
-            "need one, as image_size=224."
+            "which need one, as image_size=224."
         )
     height, width = shape[:2] if size is None else (size, size)
     return height, width, shape[2]

@@ -143,9 +143,8 @@ class Decoder:
                 out[i] = image
         except BrokenProcessPool as error:
             raise RuntimeError(
-                "A process that decodes images was killed, perhaps out of memory; or the script that "
-                "started it "
-                "does its work on import: put that under `if __name__ == '__main__':`, or set workers=0."
+                "A process that decodes images was killed, perhaps out of memory; or the script that started "
+                "it does its work on import: put that under `if __name__ == '__main__':`, or set workers=0."
             ) from error
         return out
 

@@ -27,20 +27,16 @@ _PATIENCE = 200  # Rounds in a row that may find nothing new, before there is no
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ListOps:
-    """The rule by which expressions are made.
+    """The rule of random expressions.
 
     Attributes:
-      examples: expressions to train on.
-      search_examples, test_examples: those to compare architectures on, and those for the chosen networks.
+      examples, search_examples, test_examples: number of expressions of each role.
       max_depth: levels of a tree; the deepest has digits alone.
-      max_args: nodes that an operation has at most; at least it has 2.
+      max_args: most nodes of an operation; the least are 2.
       min_length, max_length: an expression has more tokens than the one and fewer than the other: its
         digits, and two for each operation.
       operation_probability: of a node above the deepest level to be an operation (LRA's VALUE_P).
       seed: of all draws.
-
-    Raises:
-      ValueError: a number out of range.
     """
 
     examples: int = 96_000
@@ -64,16 +60,13 @@ class ListOps:
 
 
 def listops(rule: ListOps) -> Sentences:
-    """Makes the expressions of a rule; no expression is in two splits, or twice in one.
+    """Makes different expressions by a rule.
 
-    Each split has a stream of its own, so that more examples to train on leave the others as they are. The
-    search split is a development part: a retraining is watched on it.
-
-    Args:
-      rule: numbers and sizes.
+    Each split has its own random stream, so that more training examples leave the others unchanged. The
+    search split is a development part, which monitors a retraining.
 
     Returns:
-      Symbols as tokens, rows filled up with `<pad>` to `max_length`; the classes are the digits 0 to 9.
+      Symbols as tokens, rows padded with `<pad>` to `max_length`; the classes are the digits 0 to 9.
 
     Raises:
       ValueError: there are too few different expressions of this rule.
@@ -102,7 +95,7 @@ def listops(rule: ListOps) -> Sentences:
 
 
 def different(rule: ListOps, stream: int, count: int, seen: set[bytes]) -> Iterator[tuple[np.ndarray, int]]:
-    """Expressions, uint8 [length], with their values, none of which was seen before; they are seen then."""
+    """New expressions, uint8 [length], with their values, which are added to `seen`."""
     bits = np.random.Philox(np.random.SeedSequence([rule.seed, stream]))
     found = vain = 0
     while vain < _PATIENCE:
@@ -116,9 +109,9 @@ def different(rule: ListOps, stream: int, count: int, seen: set[bytes]) -> Itera
                     return
         vain = vain + 1 if found == before else 0
     raise ValueError(
-        f"ListOps: after {found:,} of {count:,} expressions, {_PATIENCE * _TREES:,} trees had no new one with"
-        f" more than {rule.min_length} and fewer than {rule.max_length} tokens; ask for fewer examples, or"
-        " choose other lengths, a larger max_depth or max_args."
+        f"ListOps: after {found:,} of {count:,} expressions, {_PATIENCE * _TREES:,} trees had no new one "
+        f"with more than {rule.min_length} and fewer than {rule.max_length} tokens; ask for fewer examples, "
+        "or choose other lengths, a larger max_depth or max_args."
     )
 
 

@@ -39,8 +39,7 @@ class Graphs:
       roles: bool [G, N] by role; no node has two, and nodes without a label have none.
 
     Raises:
-      ValueError: roles that overlap, are empty or have nodes without a label; a class without a training
-      node.
+      ValueError: roles that overlap, are empty or have unlabeled nodes; a class without a training node.
     """
 
     name: str
@@ -65,10 +64,9 @@ class Graphs:
                         f"{self.name}: {int(found.sum()):,} nodes of the role {role!r} have {what}."
                     )
             taken |= nodes
-        if missing := [
-            role for role in ("train", "test", *self.roles) if not np.any(self.roles.get(role, False))
-        ]:
-            raise ValueError(f"{self.name}: no node has the role {' or '.join(map(repr, missing))}.")
+        for role in ("train", "test", *self.roles):
+            if not np.any(self.roles.get(role, False)):
+                raise ValueError(f"{self.name}: no node has the role {role!r}.")
         check_classes(self.name, self.classes)
         count = np.bincount(self.labels[self.roles["train"]], minlength=len(self.classes))
         if not count.all():
@@ -313,7 +311,6 @@ def _nodes(role: str, nodes: Any, count: int) -> np.ndarray:
     if not nodes.size or mask.sum() < len(nodes):  # A number twice: a 0 or a 1 for each node, it seems.
         raise ValueError(
             f"from_graph: {role} is {nodes.dtype}{list(nodes.shape)}; expected different numbers of nodes "
-            "from 0 to "
-            f"{count - 1}, or bool [{count}]."
+            f"from 0 to {count - 1}, or bool [{count}]."
         )
     return mask

@@ -90,10 +90,8 @@ def number_labels(
         if classes is None and distinct[0] >= 0 and gaps.size:
             raise ValueError(
                 f"{what} are {len(distinct):,} integers up to {distinct[-1]}, and {gaps[0]} never occurs. "
-                "Number "
-                "the classes from 0 without a gap, as np.unique(labels, return_inverse=True)[1] does, or "
-                "give "
-                "the labels as strings."
+                "Number the classes from 0 without a gap, as np.unique(labels, return_inverse=True)[1] does, "
+                "or give the labels as strings."
             )
         known = tuple(map(str, range(len(distinct)))) if classes is None else tuple(classes)
         numbers = array.astype(np.int64)

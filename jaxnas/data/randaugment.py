@@ -57,8 +57,8 @@ def randaugment(
     """
     if images.dtype != jnp.uint8 or images.shape[-1] not in (1, 3):
         raise ValueError(
-            f"randaugment: images are {images.dtype}{list(images.shape)}; its operations are defined for"
-            " uint8 [B, H, W, C] from 0 to 255, with 1 or 3 channels"
+            f"randaugment: images are {images.dtype}{list(images.shape)}; its operations are defined for "
+            "uint8 [B, H, W, C] from 0 to 255, with 1 or 3 channels"
         )
 
     def once(image: jax.Array, key: jax.Array) -> tuple[jax.Array, None]:

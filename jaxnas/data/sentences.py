@@ -58,8 +58,7 @@ class Sentences(Labeled):
             if tokens.min() < 0 or tokens.max() >= self.vocabulary.size:
                 raise ValueError(
                     f"{self.name}: the {role} split has tokens from {tokens.min()} to {tokens.max()}; "
-                    "expected "
-                    f"0 to {self.vocabulary.size - 1}, as in its vocabulary."
+                    f"expected 0 to {self.vocabulary.size - 1}, as in its vocabulary."
                 )
 
     @property
@@ -139,10 +138,8 @@ def load_sentences(
     if phrases and search_fraction:
         raise ValueError(
             f"{name}: search_fraction is {search_fraction} and phrases is True; phrases overlap, so a "
-            "network "
-            "would be trained on parts of the held-out ones. Leave search_fraction out: the development "
-            "part is "
-            "for the search."
+            "network would be trained on parts of the held-out ones. Leave search_fraction out: the "
+            "development part is for the search."
         )
     builder = open_prepared(name, data_dir)
     official = {"train": "phrases" if phrases else "train", "validation": "validation", "test": "test"}

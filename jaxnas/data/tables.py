@@ -105,8 +105,7 @@ def _numbers(name: str, given: Any, ndim: int) -> np.ndarray:
     except (TypeError, ValueError) as error:
         raise ValueError(
             f"from_table: {name} holds something else than numbers ({error}). Give columns of text as "
-            "numbers, "
-            "as by pandas.get_dummies(x)."
+            "numbers, as by pandas.get_dummies(x)."
         ) from error
     if array.ndim != ndim or not array.size:
         raise ValueError(

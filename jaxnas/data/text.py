@@ -238,8 +238,7 @@ def _cut(name: str, text: Text, role: str, share: float) -> int:
     if not 0 < size < len(content):
         raise ValueError(
             f"the {role} stream of {name}: {role}={share} of {len(content)} bytes is {size}, which leaves "
-            "one side "
-            "empty; choose another share."
+            "one side empty; choose another share."
         )
     wanted, slack = len(content) - size, size // _SLACK
     low, high = max(wanted - slack, 1), min(wanted + slack, len(content) - 1)

@@ -114,9 +114,8 @@ def _rows(path: str | os.PathLike, text: str | int, label: str | int) -> tuple[l
         if isinstance(column, str) and header.count(column) != 1:
             raise ValueError(
                 f"{path}: the first line has no column {column!r}, or several{nearest(column, header)} It is "
-                f"{some(header)}. Name the columns as text=... and label=..., or number them from 0 if "
-                "there is "
-                "no line of names."
+                f"{some(header)}. Name the columns as text=... and label=..., or number them from 0 if there "
+                "is no line of names."
             )
         places.append(header.index(column) if isinstance(column, str) else column)
     if not 0 <= min(places) <= max(places) < len(header):
@@ -127,8 +126,7 @@ def _rows(path: str | os.PathLike, text: str | int, label: str | int) -> tuple[l
         if len(row) != len(header):
             raise ValueError(
                 f"{path}: line {number} has {len(row)} columns, and the first line has {len(header)}. A tab "
-                "ends a "
-                "column, and each line is one row."
+                "ends a column, and each line is one row."
             )
         if not all(row[place].strip() for place in places):
             raise ValueError(f"{path}: line {number} has no text or no label; remove or complete it.")

@@ -84,9 +84,8 @@ def read_vectors(path: str | os.PathLike, words: Sequence[str], seed: int = 0) -
     names, table = _read_npz(path) if path.suffix == ".npz" else _read_lines(path)
     if table.ndim != 2 or len(names) != len(table) or table.dtype.kind != "f" or not np.isfinite(table).all():
         raise ValueError(
-            f"{path} has {len(names)} words, and vectors {table.dtype}{list(table.shape)}; expected a row "
-            "of finite "
-            "floats for each word."
+            f"{path} has {len(names)} words, and vectors {table.dtype}{list(table.shape)}; expected a row of "
+            "finite floats for each word."
         )
     rows = {name: row for row, name in enumerate(names)}
     found = np.array([rows.get(word, rows.get(word.lower(), -1)) for word in words])

@@ -151,7 +151,7 @@ class TokenizerVocabulary(Vocabulary):
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class SymbolVocabulary(Vocabulary):
-    """A closed set of symbols between white space, of which the first fills up what is masked.
+    """A closed set of symbols between white space, of which the first is padding.
 
     Raises:
       ValueError: a symbol occurs twice, or there are none.

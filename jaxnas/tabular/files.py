@@ -40,9 +40,7 @@ def read(path: str, data_dir: str | os.PathLike | None = None) -> dict[str, np.n
     if found is None:
         raise FileNotFoundError(
             f"neither {places[0]} nor {places[1]} is a file; data_dir or ${VARIABLE} names another "
-            "directory. "
-            "`python -m tools.convert_tables`, in a clone, makes those of NAS-Bench-201 and "
-            "NAS-Bench-Graph; copy "
-            "others there."
+            "directory. `python -m tools.convert_tables`, in a clone, makes those of NAS-Bench-201 and "
+            "NAS-Bench-Graph; copy others there."
         )
     return read_arrays(found)

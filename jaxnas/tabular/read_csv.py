@@ -111,8 +111,7 @@ def _read(path: Any) -> tuple[dict[str, list[str]], list[int]]:
     if len(rows) < 2 or "" in header or len(set(header)) < len(header):
         raise ValueError(
             f"{path}: expected different names of columns in the first line, and lines behind it; the first "
-            "line "
-            f"is {header}. pandas leaves the column of row numbers out with index=False."
+            f"line is {header}. pandas leaves the column of row numbers out with index=False."
         )
     for line, row in rows:
         if len(row) != len(header):
@@ -140,10 +139,8 @@ def _space(path: Any, columns: Mapping[str, list[str]], objectives: Mapping[str,
         ):
             raise ValueError(
                 f"{path}: column {column!r} has empty cells, or nearly as many values ({values}) as there "
-                "are lines. "
-                "If it is a metric, give it an objective; if it is neither metric nor choice, "
-                f"ignore=({column!r},); "
-                "if it is a choice, give the space."
+                "are lines. If it is a metric, give it an objective; if it is neither metric nor choice, "
+                f"ignore=({column!r},); if it is a choice, give the space."
             )
         choices[column] = Choice(*options)
     return Space(**choices)
@@ -182,7 +179,6 @@ def _number(what: str, cell: str) -> float:
     if abs(number) > float(np.finfo(np.float32).max):
         raise ValueError(
             f"{what} is {cell!r}, expected a finite number, or an empty cell for an unknown one. If the "
-            "column is no "
-            "metric, ignore it, or give the space."
+            "column is no metric, ignore it, or give the space."
         )
     return number

@@ -80,8 +80,8 @@ class Table:
     def _check_metric(self, name: str) -> None:
         if name not in self.metrics:
             raise ValueError(
-                f"{self.name}: {name!r} is not a metric of the table"
-                f"{nearest(name, self.metrics)} Its metrics are {list(self.metrics)}."
+                f"{self.name}: {name!r} is not a metric of the table{nearest(name, self.metrics)} Its "
+                f"metrics are {list(self.metrics)}."
             )
 
     def row(self, arch: Arch) -> jax.Array:
@@ -207,8 +207,7 @@ def from_arrays(
         raise ValueError(
             f"{name}: rows {a} and {b} (from 0) are one architecture, "
             f"{space.to_dict(space.decode(codes[a]))}; keep one of them, or average their metrics. The "
-            "metrics "
-            f"are {list(metrics)}."
+            f"metrics are {list(metrics)}."
         )
     equals = None
     if canonical is not None:
@@ -275,8 +274,7 @@ def _column(name: str, metric: str, values: Any, rows: int) -> np.ndarray:
     if np.isinf(column).any():
         raise ValueError(
             f"{name}: metric {metric!r} is infinite in row {int(np.argmax(np.isinf(column)))} (from 0); "
-            "expected "
-            "finite numbers of float32, and NaN for unknown ones."
+            "expected finite numbers of float32, and NaN for unknown ones."
         )
     return column
 

@@ -1,4 +1,4 @@
-"""What the classifications of images and of texts share: roles, batches, loss and metrics."""
+"""Classification: roles, batches, loss and metrics of images, texts and rows."""
 
 from __future__ import annotations
 
@@ -25,16 +25,15 @@ METRICS = (
 
 
 def loss_and_sums(nats: jax.Array, correct: jax.Array, weight: jax.Array) -> tuple[jax.Array, Sums]:
-    """The mean loss of a batch of classified examples, and the sums that `METRICS` are made of.
+    """The mean loss of a batch of classified examples, and the sums for `METRICS`.
 
     Args:
       nats: cross-entropy of each example, float32 of any shape.
       correct: whether the likeliest class is the right one, bool of that shape.
-      weight: of each example, float32 of that shape; 0 for one that does not count.
+      weight: of each example, float32 of that shape; 0 for padding.
 
     Returns:
-      The mean of the nats, float32 [], which is 0 where nothing counts, and "nats", "correct" and "examples",
-      float32 [] each.
+      The mean of the nats, 0 without weights, and "nats", "correct" and "examples", float32 [] each.
     """
     sums = {
         "nats": jnp.sum(nats * weight),
@@ -75,7 +74,7 @@ class Classification(Named[L], Generic[L]):
         return data_lib.Batches(split, batch_size, seed, shard)
 
     def evaluation(self, role: str, batch_size: int | None = None, limit: int | None = None) -> Batch:
-        """All examples in order, or a part drawn at random; weights are 0 for what fills the last batch."""
+        """All examples in order, or a random part; weights are 0 for padding."""
         split = self.part(self.dataset.splits, role)
         size = min(self.evaluation_batch_size, len(split)) if batch_size is None else batch_size
         return data_lib.evaluation_batches(split, size, limit)

@@ -138,7 +138,7 @@ class Graphs(Named[data_lib.Graphs]):
         return Batches(self, role, data_lib.Batches(split, batch_size, seed, shard), None)
 
     def evaluation(self, role: str, batch_size: int | None = None, limit: int | None = None) -> Batch:
-        """All graphs of the role in order, or a part drawn at random; what fills a batch up weighs 0."""
+        """All graphs of the role in order, or a random part; weights are 0 for padding."""
         self.part(self.dataset.roles, role)
         rows = self.dataset.rows(role)
         size = min(self.evaluation_graphs, len(rows)) if batch_size is None else batch_size
@@ -170,7 +170,7 @@ class Graphs(Named[data_lib.Graphs]):
 
 
 def _compressed(features: np.ndarray) -> dict[str, np.ndarray]:
-    """Features [G, N, F] as sparse columns, filled up with zeros of the last feature; see `Graphs`."""
+    """Features [G, N, F] as sparse columns, padded with zeros of the last feature; see `Graphs`."""
     graphs, _, width = features.shape
     found = [scipy.sparse.csc_array(one) for one in features]
     count = max(1, *(one.nnz for one in found))

@@ -101,8 +101,8 @@ class Images(Classification[data_lib.Dataset]):
         for name, (wrong, why) in refused.items():
             if wrong:
                 raise ValueError(
-                    f"Images: {name} is {getattr(self, name)}, and the images of {dataset.name} are"
-                    f" {dataset.train.images.dtype}, {height} x {width} x {channels}: {why}."
+                    f"Images: {name} is {getattr(self, name)}, and the images of {dataset.name} are "
+                    f"{dataset.train.images.dtype}, {height} x {width} x {channels}: {why}."
                 )
 
     def read(self, data_dir: Any) -> data_lib.Dataset:
@@ -140,9 +140,9 @@ class Images(Classification[data_lib.Dataset]):
             count = len(split) if limit is None else min(len(split), limit * size)
             if (memory := count * math.prod(self.dataset.image_shape)) > _MEMORY:
                 raise ValueError(
-                    f"{self.name}: an evaluation on {role!r} holds its {count:,} decoded images in memory,"
-                    f" which are {memory / 2**30:.3g} GiB, and {_MEMORY / 2**30:.3g} are allowed. Hold fewer"
-                    " images out (search_fraction=0.01, say), or evaluate fewer batches."
+                    f"{self.name}: an evaluation on {role!r} holds its {count:,} decoded images in memory, "
+                    f"which are {memory / 2**30:.3g} GiB, and {_MEMORY / 2**30:.3g} are allowed. Hold fewer "
+                    "images out (search_fraction=0.01, say), or evaluate fewer batches."
                 )
         return super().evaluation(role, batch_size, limit)
 

@@ -1,4 +1,4 @@
-"""Language modeling by recurrent networks: each batch goes on where the one before stopped."""
+"""Language modeling: each batch continues where the one before stopped."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ class Language(Named[data_lib.Corpus]):
         one of the data set.
       search_fraction: end of the training text that is held out for a search.
       by_document: whether tokens see only what is before them in their own document.
-      evaluation_rows: rows that are read side by side in an evaluation. The beginning of a row has no
-        memory of what was before it, so fewer rows are more exact.
+      evaluation_rows: rows of a batch in an evaluation. The beginning of a row has no memory of the text
+        before it, so fewer rows are more exact.
       evaluation_length: tokens of a row at a time in an evaluation; None for `length`.
       evaluation_tokens: of each role that an evaluation takes, from its beginning; None for all.
       memory_length, same_length, clamp_length: fields of the network that differ in an evaluation;
@@ -102,7 +102,7 @@ class Language(Named[data_lib.Corpus]):
     def batches(
         self, role: str, batch_size: int, seed: int, shard: tuple[int, int] = (0, 1)
     ) -> data_lib.ContiguousBatches:
-        """Batches in which each row goes on where it stopped; see `jaxnas.data.ContiguousBatches`."""
+        """Batches in which each row continues where it stopped; see `jaxnas.data.ContiguousBatches`."""
         stream = self.part(self.dataset.splits, role, train=True)
         return data_lib.ContiguousBatches(stream, batch_size, self.length, shard, seed)
 
@@ -155,7 +155,7 @@ class Language(Named[data_lib.Corpus]):
         return Predictions(logits, weight, loss, sums), carry
 
     def _inputs(self, call: Call) -> dict[str, Any]:
-        """What a network is given of a batch and the memory."""
+        """The network's inputs of a batch and the memory."""
         batch, carry = call.batch, call.carry
         if carry == ():
             return {"tokens": batch["tokens"]}

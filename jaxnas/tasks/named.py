@@ -96,7 +96,6 @@ class Named(Task, Generic[D]):
         if role not in parts:
             raise ValueError(
                 f"{self.name} has no {self.examples} of the role {role!r}, only of {', '.join(parts)}. Hold "
-                "some "
-                "out of training, as by search_fraction=0.2."
+                "some out of training, as by search_fraction=0.2."
             )
         return parts[role]

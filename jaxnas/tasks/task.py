@@ -1,8 +1,4 @@
-"""The protocol of a task: all that training, search and retraining ask of a kind of data.
-
-A task knows its data, its loss and its metrics, and nothing of how architectures are chosen. Batches
-are a function of the step, so there is no state of an input pipeline to save.
-"""
+"""The protocol of a task: data, loss and metrics, for training, search and retraining."""
 
 from __future__ import annotations
 
@@ -31,13 +27,13 @@ Sums = dict[str, jax.Array]
 
 @dataclasses.dataclass(frozen=True)
 class Metric:
-    """A number that says how good a network is.
+    """A measure of a network's quality.
 
     Attributes:
       name: as "accuracy".
       unit: as "nats per token"; "%" for a fraction that is shown as per cent.
-      direction: "max" if more is better, else "min".
-      value: from the sums of `Task.loss`, over all batches, to the metric, float32 [].
+      direction: "max" or "min", the better one.
+      value: function from the sums of `Task.loss`, over all batches, to the metric, float32 [].
     """
 
     name: str
@@ -46,19 +42,18 @@ class Metric:
     value: Callable[[Sums], jax.Array]
 
     def score(self, value: Any) -> Any:
-        """The metric as a search's score, of which more is better."""
+        """The metric as a score, of which larger is better."""
         return value if self.direction == "max" else -value
 
 
 @flax.struct.dataclass
 class Predictions:
-    """What a network predicts for a batch, for another network to learn from.
+    """Predictions of a network for a batch, for distillation.
 
     Attributes:
       logits: float32 [..., classes], of log-probabilities up to a constant.
-      weight: how much each prediction counts, float32 [...].
-      loss: as `Task.loss` gives it, float32 [].
-      sums: for metrics, as `Task.loss` gives them.
+      weight: of each prediction, float32 [...].
+      loss, sums: as of `Task.loss`.
     """
 
     logits: jax.Array
@@ -69,7 +64,7 @@ class Predictions:
 
 @flax.struct.dataclass
 class Call:
-    """A call of a network on a batch, which a task computes its loss from.
+    """A call of a network on a batch.
 
     Attributes:
       net, variables: the network.
@@ -92,10 +87,10 @@ class Call:
         return self.key is not None
 
     def apply(self, inputs: Any) -> Any:
-        """Calls the network on the inputs that the task made of the batch.
+        """Calls the network on inputs made of the batch.
 
-        In training, a network uses the statistics of the batch; what it would store of them is dropped,
-        since `jaxnas.calibrate` makes them for each architecture.
+        In training, a network uses the statistics of the batch; updates of stored ones are dropped, since
+        `jaxnas.calibrate` makes them for each architecture.
         """
         if self.key is None:
             return self.net.apply(self.variables, inputs, self.arch, train=False)
@@ -106,18 +101,14 @@ class Call:
 
 
 class Batches(Protocol):
-    """The batches of a role: `at(n)` is the n-th, a pytree of arrays with rows in front.
-
-    They are made in a thread of their own, ahead of their step, while the main one trains and evaluates. With
-    `training.prefetch=0` the main thread makes each when its step comes.
-    """
+    """The batches of a role, made in a thread ahead of their step, unless `training.prefetch` is 0."""
 
     def at(self, step: int) -> Batch:
-        """Returns a batch, which depends on nothing but its number."""
+        """Returns the batch of a step, a pytree of arrays with a leading batch axis; a pure function."""
 
 
 class Task(Protocol):
-    """What a network is trained for. A user's own task inherits the defaults of the last methods.
+    """Data, loss and metrics; a user-defined task inherits the defaults of the last methods.
 
     Attributes:
       name: of the data.
@@ -131,25 +122,22 @@ class Task(Protocol):
 
     @property
     def inputs(self) -> Any:
-        """What the network takes: a pytree of `jax.ShapeDtypeStruct`, with a batch of one in front."""
+        """The network's inputs: a pytree of `jax.ShapeDtypeStruct` with a leading batch axis of one."""
         ...
 
     @property
     def sizes(self) -> Mapping[str, int]:
-        """The number of examples in each role that there is."""
+        """Number of examples by role."""
         ...
 
     def batches(self, role: str, batch_size: int, seed: int, shard: tuple[int, int] = (0, 1)) -> Batches:
-        """The batches of one role, to train on.
+        """The batches of "train" or "search", to train on.
 
         Args:
-          role: "train" or "search".
+          role: as above; others raise a ValueError.
           batch_size: rows of a batch.
           seed: of the order.
           shard: (index, count): of each batch the index-th of count equal parts, for several processes.
-
-        Raises:
-          ValueError: a role that nothing may be trained on, or that the data do not have.
         """
         ...
 
@@ -157,8 +145,8 @@ class Task(Protocol):
         """All of a role in batches of one shape: a pytree of arrays [batches, rows, ...].
 
         Args:
-          role: "search", "validation" or "test".
-          batch_size: rows at a time; None for the task's own choice.
+          role: "search", "validation" or "test"; others raise a ValueError.
+          batch_size: rows at a time; None for the task's default.
           limit: batches at most; None for all.
         """
         ...
@@ -171,19 +159,16 @@ class Task(Protocol):
         """The loss of a network on a batch; traceable.
 
         Returns:
-          The loss, float32 [], and what goes to the next batch, with sums over the batch's examples
-          for `Metric.value`, float32 [] each. By default those of `predict`.
+          The loss, float32 [], and the carry to the next batch with sums over the batch's examples for
+          `Metric.value`, float32 [] each. By default those of `predict`.
         """
         predictions, carry = self.predict(call)
         return predictions.loss, (carry, predictions.sums)
 
     def predict(self, call: Call) -> tuple[Predictions, Any]:
-        """What `loss` is computed from, and what goes to the next batch; for distillation; traceable.
+        """Predictions, from which `loss` is computed, and the carry to the next batch; traceable.
 
-        The same key augments a batch alike.
-
-        Raises:
-          ValueError: the task has no predictions of classes.
+        The same key augments a batch alike. A task without classes raises a ValueError.
         """
         raise ValueError(
             f"{type(self).__name__} has no method `predict`, which distillation needs, and so does a task "
@@ -192,7 +177,7 @@ class Task(Protocol):
         )
 
     def load(self, data_dir: Any = None) -> Task:
-        """The task with its data loaded; a task that has its data returns itself."""
+        """The task with its data loaded, from a folder of prepared data where they have a name."""
         return self
 
     def whole(self) -> Task:
@@ -204,35 +189,35 @@ class Task(Protocol):
         return  # A method with a body is a default, and not one that each task has to define.
 
     def evaluated(self, net: nn.Module) -> nn.Module:
-        """The network as it is evaluated; a language model may then have a longer memory."""
+        """The network for evaluations, where a language model may have a longer memory."""
         return net
 
     def rows(self, role: str) -> int:
-        """How many rows a batch of a role can have; 0 for a role that the data do not have."""
+        """Largest number of rows of a batch of a role; 0 for a role that the data do not have."""
         return self.sizes.get(role, 0)
 
     def carry(self, net: nn.Module, rows: int) -> Any:
-        """What the first batch starts with, and every batch hands to the next; () for none."""
+        """The initial carry from batch to batch; () for none."""
         return ()
 
     def carry_axes(self, carry: Any) -> Any:
-        """The axis of the rows in each leaf of a carry, so that devices can share it."""
+        """The batch axis of each leaf of a carry, along which it is sharded."""
         return jax.tree.map(lambda _: 0, carry)
 
     def preparation(self) -> str:
-        """What was done to the data before the network gets them, as the end of a sentence."""
+        """The preparation of the network's inputs, as the end of a sentence."""
         return "as `preprocess` of the task makes them"
 
     def details(self) -> Mapping[str, Any]:
-        """What a result page says of the data beside its name and sizes."""
+        """Facts on the data for a report, beside name and sizes."""
         return {}
 
     def preprocessing(self) -> Mapping[str, Any]:
-        """What one must know to give a network its inputs, and to read its outputs; plain values."""
+        """Plain values with which inputs can be prepared and outputs be read."""
         return {"inputs": describe(self.inputs), "preparation": self.preparation(), **self.details()}
 
     def linear_model(self, roles: tuple[str, ...]) -> Mapping[str, float]:
-        """What a linear model reaches, by role, in the first metric; {} where the task has none."""
+        """The first metric of a linear model by role; {} for none."""
         return {}
 
 
@@ -247,11 +232,7 @@ def check_role(task: str, role: str, allowed: tuple[str, ...], use: str) -> None
 
 
 def check_predicts(task: Task) -> None:
-    """Refuses a distillation with a task whose loss is not computed from its predictions.
-
-    Raises:
-      ValueError: a class that defines `loss` below the one that defines `predict`.
-    """
+    """Raises a ValueError for a task whose loss is not computed from its predictions."""
     order = type(task).__mro__
     first = {
         name: next((i for i, cls in enumerate(order) if name in vars(cls)), len(order))
@@ -265,11 +246,7 @@ def check_predicts(task: Task) -> None:
 
 
 def check_task(task: Any) -> None:
-    """Refuses an object that is no task, such as a data set.
-
-    Raises:
-      TypeError: says how a task is made.
-    """
+    """Raises a TypeError for an object that is no task, such as a data set."""
     lacks = [name for name in ("batches", "evaluation", "preprocess", "loss") if not hasattr(task, name)]
     if lacks:
         raise TypeError(
@@ -285,8 +262,7 @@ def check_fits(task: Task, net: nn.Module) -> None:
 
     Raises:
       TypeError: no task, or no network.
-      ValueError: what the task's `check` refuses; a network that takes no hard architectures; otherwise the
-        message has the shapes and dtypes of what the task gives and of what the network makes of it.
+      ValueError: they do not fit; the message has the shapes and dtypes of the task and of the network.
     """
     check_task(task)
     check_contract(net)
@@ -310,19 +286,19 @@ def check_fits(task: Task, net: nn.Module) -> None:
         if _takes_soft(functools.partial(jax.eval_shape, run, key), net.space):
             raise ValueError(
                 f"{name} takes soft architectures alone, weights of the options of each decision. A network "
-                "must take hard ones, an index for each, too: it is initialized and extracted with them. "
-                f"The layers of jaxnas.elastic take both. It fails with {type(error).__name__}: {error}"
+                "must take hard ones, an index for each, too: it is initialized and extracted with them. The "
+                f"layers of jaxnas.elastic take both. It fails with {type(error).__name__}: {error}"
             ) from error
         raise ValueError(
-            f"{name} does not take the batches of {task.name}, of which one row is {row}. "
-            f"It fails with {type(error).__name__}: {error}{mistaken(error, task.inputs)}"
+            f"{name} does not take the batches of {task.name}, of which one row is {row}. It fails with "
+            f"{type(error).__name__}: {error}{mistaken(error, task.inputs)}"
         ) from error
     try:
         jax.eval_shape(loss, variables, arch, key)
     except Exception as error:
         raise ValueError(
-            f"{name} makes {describe(predictions(outputs))} of one row of {task.name}, {row}, and the "
-            f"task's loss fails on it with {type(error).__name__}: {error}"
+            f"{name} makes {describe(predictions(outputs))} of one row of {task.name}, {row}, and the task's "
+            f"loss fails on it with {type(error).__name__}: {error}"
         ) from error
 
 
