@@ -71,7 +71,10 @@ class Ray(futures_lib.Executor):
 
         # A nested function travels by value: workers need jaxnas only for what imports it.
         def call(function: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
-            return function(*args, **kwargs)
+            try:
+                return function(*args, **kwargs)
+            except SystemExit as error:  # For Ray its worker has died, and the call begins again.
+                raise RuntimeError(f"SystemExit: {error}") from error
 
         self._call = self._ray.remote(call).options(**{"num_cpus": 1, **options})
         self._running: set[futures_lib.Future] = set()

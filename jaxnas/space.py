@@ -73,6 +73,10 @@ class Space:
             check_parents(name, choice, choices)
         _ = self._order  # raises on a cycle
 
+    @functools.cached_property
+    def _by_name(self) -> dict[str, Choice]:
+        return dict(self.decisions)
+
     @property
     def choices(self) -> dict[str, Choice]:
         """The choices by name, in order."""
@@ -90,7 +94,7 @@ class Space:
     def __getitem__(self, name: str) -> Choice:
         if name not in self:
             raise KeyError(f"{name!r} is not a choice of the space{nearest(name, self)}")
-        return self.choices[name]
+        return self._by_name[name]
 
     def __repr__(self) -> str:
         return "Space(" + ", ".join(f"{name}={choice!r}" for name, choice in self.decisions) + ")"
@@ -123,12 +127,12 @@ class Space:
         These are its parents, each with the indices of the options that allow it. The position of a choice
         that is not repeated is 0.
         """
-        return counting.elements_of(self.choices, self._order)
+        return counting.elements_of(self._by_name, self._order)
 
     @functools.cached_property
     def cardinality(self) -> int:
         """The exact number of distinct networks: what inactive elements hold does not count."""
-        return counting.cardinality(self.choices, self.elements)
+        return counting.cardinality(self._by_name, self.elements)
 
     # ---- Checks.
 
@@ -138,7 +142,7 @@ class Space:
         Raises:
           TypeError, ValueError: what was given, and what is expected.
         """
-        option_values.check_shapes(self.choices, arch)
+        option_values.check_shapes(self._by_name, arch)
 
     def check(self, arch: Arch) -> None:
         """Checks an architecture, or a batch of them with leading axes, hard or soft; on the host.
@@ -147,10 +151,10 @@ class Space:
           TypeError, ValueError: as `check_static`, for traced arrays, and for an index or weight out of
             range.
         """
-        option_values.check_shapes(self.choices, arch, batched=True)
+        option_values.check_shapes(self._by_name, arch, batched=True)
         if any(isinstance(arch[name], jax.core.Tracer) for name in self):
             raise TypeError("check: needs concrete arrays; use check_static inside jit or vmap.")
-        option_values.check_indices(self.choices, arch)
+        option_values.check_indices(self._by_name, arch)
 
     # ---- Per architecture: pure, under jit and vmap; leading batch axes are allowed.
 
@@ -266,8 +270,8 @@ class Space:
 
     def _hard(self, arch: Arch, batched: bool = True) -> Arch:
         """Checks a hard architecture, or a batch of them, and orders its names."""
-        option_values.check_shapes(self.choices, arch, batched=batched, hard=True)
-        option_values.check_indices(self.choices, arch)
+        option_values.check_shapes(self._by_name, arch, batched=batched, hard=True)
+        option_values.check_indices(self._by_name, arch)
         return self._in_order(arch)
 
     def _in_order(self, arch: Mapping[str, Any]) -> Arch:
@@ -278,16 +282,16 @@ class Space:
         """Which elements count, by NumPy (`lib` is np) on the host or by JAX (jnp) in a program."""
         masks: dict[str, Any] = {}
         for name in self._order:
-            choice = self.choices[name]
+            choice = self._by_name[name]
             batch = np.shape(arch[name])[: np.ndim(arch[name]) - len(choice.shape)]
             shape = batch + choice.shape
             mask = lib.ones(shape, bool)
             if choice.active is not None:
-                value = lib.asarray(self.choices[choice.active].table)[arch[choice.active]]
+                value = lib.asarray(self._by_name[choice.active].table)[arch[choice.active]]
                 place = np.arange(shape[-1]).reshape((1,) * len(batch) + (-1,))
                 mask = (place < value[..., None]) & masks[choice.active][..., None]
             if choice.condition is not None:
-                parent, options = self.choices[choice.condition[0]], choice.condition[1]
+                parent, options = self._by_name[choice.condition[0]], choice.condition[1]
                 index = lib.asarray(arch[choice.condition[0]])
                 rows = [
                     [k < len(row) and row[k] in options for k in range(parent.width)]
@@ -328,7 +332,7 @@ class Space:
 
     def soften(self, arch: Arch) -> Arch:
         """Returns a hard architecture as one-hot weights, float32 [..., width]."""
-        option_values.check_shapes(self.choices, arch, batched=True, hard=True)
+        option_values.check_shapes(self._by_name, arch, batched=True, hard=True)
         return {
             name: jax.nn.one_hot(arch[name], choice.width, dtype=jnp.float32)
             for name, choice in self.decisions
@@ -370,7 +374,7 @@ class Space:
                 f"enumerate: the space has {self.cardinality:,} architectures, the "
                 f"limit is {limit:,}. Raise it, sample, or restrict the space."
             )
-        arrays = counting.enumerate_all(self.choices, self.elements)
+        arrays = counting.enumerate_all(self._by_name, self.elements)
         return {name: jnp.asarray(arrays[name]) for name in self}
 
     # ---- Option values and files.
@@ -383,7 +387,7 @@ class Space:
         """
         self.check(arch)
         arch = {name: np.asarray(x) for name, x in self._hard(arch, batched=False).items()}
-        return option_values.to_dict(self.choices, arch, self._active(arch, np))
+        return option_values.to_dict(self._by_name, arch, self._active(arch, np))
 
     def to_dicts(self, archs: Arch) -> list[dict[str, Any]]:
         """Returns the option values of each of a batch of hard architectures, as by `to_dict`."""
@@ -400,16 +404,16 @@ class Space:
         Raises:
           TypeError, ValueError: a value that is unknown (the message has the nearest) or missing.
         """
-        index, given = option_values.indices(self.choices, values)
+        index, given = option_values.indices(self._by_name, values)
         arch = {name: np.asarray(index[name], np.int32) for name in self}
-        option_values.check_complete(self.choices, values, given, self._active(arch, np))
+        option_values.check_complete(self._by_name, values, given, self._active(arch, np))
         return self._host_canonical(arch)
 
     def _narrow(self, rows: dict[str, list[tuple[Option, ...]]]) -> "Space":
         """The space with these options by position; repeats end where nothing is active."""
         new: dict[str, Choice] = {}
         for name in self._order:
-            choice, kept = self.choices[name], rows[name]
+            choice, kept = self._by_name[name], rows[name]
             for parent in parents(choice):
                 limit = int(new[parent].table.max()) if parent == choice.active else new[parent].length
                 if limit is not None and choice.length is not None:
@@ -460,18 +464,18 @@ class Space:
                 raise ValueError(f"restrict: {name!r} is not a choice of the space{nearest(name, self)}")
             keep = plain_options(keep if isinstance(keep, tuple | list) else (keep,))
             for option in keep:
-                if option not in self.choices[name].options:
+                if option not in self._by_name[name].options:
                     raise ValueError(
                         f"restrict: {option!r} is not one of the options of {name!r}, "
-                        f"{self.choices[name].options}"
-                        f"{nearest(option, self.choices[name].options)}"
+                        f"{self._by_name[name].options}"
+                        f"{nearest(option, self._by_name[name].options)}"
                     )
             rows[name] = [tuple(o for o in row if o in keep) for row in rows[name]]
             if not all(rows[name]):
                 place = rows[name].index(())
                 raise ValueError(
                     f"restrict: {name!r} would have no option at position {place}, where it has "
-                    f"{self.choices[name].options_at(place)}."
+                    f"{self._by_name[name].options_at(place)}."
                 )
         return self._narrow(rows)
 

@@ -47,9 +47,9 @@ def run_parallel(
       key: a typed key; the same key, settings, scores and order of scores give the same search.
       workers: how many architectures are evaluated at a time. A search resumes with the same number only.
       executor: of `concurrent.futures`, `executors.Ray()`, or that of a Dask client, with at least as many
-        workers, which have jaxnas. By default each worker is a process, replaced when it hangs or dies. On
-        Ray an evaluation whose worker dies is run again. A worker of another executor that hangs is out of
-        use, and a pool that breaks ends the search; its history is kept.
+        workers. By default each worker is a process, replaced when it hangs or dies. On Ray an evaluation
+        whose worker dies is run again. A worker of another executor that hangs is out of use, and a pool that
+        breaks ends the search; its history is kept.
       timeout: seconds that an evaluation may take; None for no limit.
       metric: the score's name, where the evaluation returns a dict. The others are kept in the history.
       history_path: a JSONL file with a line for each evaluation, in the order in which they ended. The search

@@ -82,7 +82,7 @@ class Workers:
         self._waiting.append((number, values))
 
     def next(self) -> tuple[int, float, dict[str, Any]]:
-        """Waits until some evaluation has ended, and returns its number and what `scored` says of it.
+        """Waits until some evaluation has ended, and returns its number and what `judged` says of it.
 
         Raises:
           RuntimeError: the executor takes no more calls, or all its workers are stuck.
@@ -122,7 +122,10 @@ class Workers:
             number, values = self._waiting.popleft()
             own = self._given is None  # `Processes` have a time-out of their own
             end = float("inf") if own or self._timeout is None else time.monotonic() + self._timeout
-            future = self._executor.submit(scored, self._evaluate, self._metric, values)
+            if own:
+                future = self._executor.submit(scored, self._evaluate, self._metric, values)
+            else:  # Workers of others may have no jaxnas.
+                future = self._executor.submit(self._evaluate, values)
             self._running[future] = number, end
 
     def _started(self) -> futures_lib.Executor:
@@ -138,13 +141,13 @@ class Workers:
 
     def _outcome(self, future: futures_lib.Future) -> tuple[float, dict[str, Any]]:
         try:
-            return future.result()
+            returned = future.result()
+            return returned if self._given is None else judged(returned, self._metric)
         except (futures_lib.BrokenExecutor, pebble.ProcessExpired) as error:
             return _failed(f"the worker died: {error}")
-        except TimeoutError:  # of `Processes`
-            return self._took_too_long()
-        except Exception as error:
-            return _failed(f"{type(error).__name__}: {error}")
+        except (Exception, SystemExit) as error:
+            late = self._given is None and isinstance(error, TimeoutError)
+            return self._took_too_long() if late else _failed(f"{type(error).__name__}: {error}")
 
     def _took_too_long(self) -> tuple[float, dict[str, Any]]:
         return _failed(f"TimeoutError: it took more than {self._timeout} seconds")
@@ -153,15 +156,18 @@ class Workers:
 def scored(
     evaluate: Callable[[dict[str, Any]], Any], metric: str | None, values: dict[str, Any]
 ) -> tuple[float, dict[str, Any]]:
-    """Evaluates an architecture, on a worker.
-
-    Returns:
-      The score, NaN if the evaluation failed, and "error" with the reason; "metrics", if it returned a dict.
-    """
+    """Evaluates an architecture on a worker; what it returns or raises may not be fit to be sent."""
     try:
-        returned = evaluate(values)
+        return judged(evaluate(values), metric)
     except (Exception, SystemExit) as error:
         return _failed(f"{type(error).__name__}: {error}")
+
+
+def judged(returned: Any, metric: str | None) -> tuple[float, dict[str, Any]]:
+    """Returns the score in what an evaluation returned, and a note for the history.
+
+    The score is NaN if the evaluation failed, with the reason as "error"; numbers of a dict are "metrics".
+    """
     note: dict[str, Any] = {}
     if isinstance(returned, dict):
         if metric not in returned:

@@ -190,7 +190,7 @@ def test_spaces_that_cannot_move():
         (evolve(top=0), VALUE, "top", "0"),
         (evolve(archs=few), VALUE, "40", "7", "'kernel'"),
         (evolve(archs=SMALL.sample(KEY, 40)), VALUE, "'width'"),
-        (evolve(archs=FLAT.soften(ARCHS)), TypeError, "hard"),
+        (evolve(archs=FLAT.soften(ARCHS)), TypeError, "soft"),
         (evolve(archs={**ARCHS, "width": ARCHS["width"] + 2}), VALUE, "'width'"),
         (evolve(fixed=("widht",)), VALUE, "'widht'", "'width'"),
         (rule("depth", ShiftRule()), VALUE, "'depth'"),
