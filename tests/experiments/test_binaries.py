@@ -268,6 +268,12 @@ def test_a_platform_that_is_not_there_is_explained(tmp_path, monkeypatch):
     assert "error: JAX finds no device for JAX_PLATFORMS='cuda'" in said
 
 
+def test_later_binaries_have_the_config_and_every_set_of_the_training(tmp_path):
+    files.write_json(tmp_path / "config.json", {"--config": DIGITS, "--set": ["training.stpes=3"]})
+    for binary in ("search", "retrain", "evaluate"):
+        assert "'training.stpes'" in in_process.main(binary, f"--workdir={tmp_path}", code=2)
+
+
 def test_mistyped_flags_are_explained():
     for binary, given, *names in (
         ("search", "--confg=x", "--confg", "'config'"),
