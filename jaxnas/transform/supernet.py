@@ -362,7 +362,7 @@ class Supernet:
                 axis = place_of(one.scan.axis, layouts)
                 differs = {group.atom for group in one.groups} & {a for x in layouts for a in atoms_of(x)}
                 if axis >= 0 and (differs or one.modules):
-                    reading = turns.readers(traced, one.scan, number) or ()
+                    reading = list(turns.readers(one.scan, traced.program, {number}))
                     alone = tuple(() if i == axis else x for i, x in enumerate(layouts))
                     rows = []
                     for turn in range(one.scan.length):

@@ -122,35 +122,22 @@ def only_inside(traced: Traced, scan: Scan, atom: int, module: str) -> bool:
     )
 
 
-def readers(traced: Traced, scan: Scan, number: int) -> list[Operation] | None:
-    """The operations of a scan that read a variable by turn; None where others do, too."""
-    return _readers(traced, scan, traced.program, {number})
+def readers(scan: Scan, program: Program, known: set[int], outside: bool = True) -> Iterator[Operation]:
+    """The operations that read a variable by turn, also through those that treat each turn alone.
 
-
-def _readers(traced: Traced, scan: Scan, program: Program, known: set[int]) -> list[Operation] | None:
-    found: list[Operation] = []
+    Args:
+      scan: over its turns.
+      program: that runs the scan.
+      known: the numbers of the variable in the program.
+      outside: whether the program is outside of the scan.
+    """
     for op in program.operations:
         read = [place for place, one in enumerate(op.ins) if isinstance(one, int) and one in known]
-        if not read:
-            continue
-        inner: list[Operation] | None = None
-        if op is scan.op:
-            inner = list(_reading(scan.body, {scan.body.inputs[place] for place in read}))
-        elif op.name in REMAT:
-            inner = _readers(traced, scan, op.bodies[0], {op.bodies[0].inputs[place] for place in read})
-        elif op.name in _APART:
-            known, inner = known | set(op.outs), []
-        if inner is None:
-            return None
-        found += inner
-    return found
-
-
-def _reading(program: Program, known: set[int]) -> Iterator[Operation]:
-    for op in program.operations:
-        read = [place for place, one in enumerate(op.ins) if isinstance(one, int) and one in known]
-        if read and op.name in REMAT:
-            yield from _reading(op.bodies[0], {op.bodies[0].inputs[place] for place in read})
+        if read and (op is scan.op or op.name in REMAT):
+            inner = {op.bodies[0].inputs[place] for place in read}
+            yield from readers(scan, op.bodies[0], inner, outside and op is not scan.op)
+        elif read and outside and op.name in _APART:
+            known = known | set(op.outs)
         elif read:
             yield op
 
