@@ -19,7 +19,9 @@ TOKENS = {"kinds": 3, "places": 3}
 SETTINGS = {
     training.Attentive: {},
     training.Distillation: {},
+    training.EarlyStopping: {},
     training.Fair: {},
+    training.Options: {},
     training.Relaxed: {},
     training.Sandwich: {},
     training.Stratified: {},
@@ -63,7 +65,7 @@ SETTINGS = {
 NO_SETTINGS = {
     *(training.Problem, training.Seeds),
     *(search.EvolvedSpace, search.Result, search.Shift, search.Standing, search.State),
-    runs.LivePage,
+    *(runs.Alone, runs.LivePage),
     search.Listed,  # its pool says how many evaluations there are
 }
 GROUPS = {training.Training: "training.", runs.Search: "search.", runs.SpaceEvolution: "evolution."}

@@ -21,6 +21,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxnas import executors
+from jaxnas.checks import check_counts
 from jaxnas.choice import nearest
 from jaxnas.processes import on_host
 from jaxnas.space import Arch, Space
@@ -55,10 +56,7 @@ class EarlyStopping:
     limit: int | None = None
 
     def __post_init__(self) -> None:
-        if self.patience is not None and self.patience < 1:
-            raise ValueError(
-                f"EarlyStopping: patience is {self.patience}, expected at least 1, or None for no limit."
-            )
+        check_counts(self, "patience", "limit", none=True)
 
 
 @dataclasses.dataclass(frozen=True)
