@@ -65,7 +65,7 @@ SETTINGS = {
 NO_SETTINGS = {
     *(training.Problem, training.Seeds),
     *(search.EvolvedSpace, search.Result, search.Shift, search.Standing, search.State),
-    *(runs.Alone, runs.LivePage),
+    *(runs.Lab, runs.LivePage),
     search.Listed,  # its pool says how many evaluations there are
 }
 GROUPS = {training.Training: "training.", runs.Search: "search.", runs.SpaceEvolution: "evolution."}
