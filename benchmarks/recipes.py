@@ -129,7 +129,7 @@ def main() -> None:
 
 
 def _read(config: config_lib.Config, passes: int) -> dict[str, Any]:
-    """What --out has; empty at first.
+    """The records of --out; empty at first.
 
     Raises:
       ConfigError: it is of other settings.

@@ -1,4 +1,4 @@
-"""What the binaries share: flags, exit codes, and a config brought to life.
+"""Flags, exit statuses and workers of the binaries.
 
 Exit status: 0 done, 2 a mistake of the user, 143 stopped by a signal and saved, 1 everything else.
 """
@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import dataclasses
-import json
 import os
 import pathlib
 import re
@@ -21,27 +19,18 @@ from typing import Any
 
 import jax
 from absl import app, flags, logging
-from jax.sharding import Mesh
 
 from experiments import config as config_lib
 from experiments.config import Config, ConfigError
-from jaxnas import executors, files, processes, runs, search, training
+from experiments.session import Session, make_session
+from jaxnas import executors, files, processes, training
 from jaxnas.choice import nearest
-from jaxnas.cost import Cost
-from jaxnas.report import result
 from jaxnas.report.commands import CONFIG, SET
-from jaxnas.space import Arch
-from jaxnas.tasks import Task
-from jaxnas.training.fit import restore
-from jaxnas.training.keys import stream
 
 STOPPED = 143  # as a shell says of a process that SIGTERM ended
 CONFIG_FILE = "config.json"
 # These belong, in --help, to the binary that defines them.
 flags.disclaim_key_flags()
-
-# Settings that change no weights: a workdir may go on with others.
-FREE = ("about", "search", "distill", "retraining", "architectures", "measure", "network.remat")
 
 
 def define_config_flags(registry: Mapping[str, Config], default: str | None = None) -> None:
@@ -163,13 +152,13 @@ def run(main: Callable[[], int | None]) -> None:
                 raise
             print(
                 "error: another process of this run is gone, or cannot be reached. Start all again, and "
-                f"the run goes on from its last checkpoint. What JAX says: {error}",
+                f"the run resumes from its last checkpoint. JAX: {error}",
                 file=sys.stderr,
                 flush=True,
             )
             os._exit(1)  # The usual end would wait for that process.
         except KeyboardInterrupt:
-            print("stopped: the same command goes on from what is done.", file=sys.stderr, flush=True)
+            print("stopped: the same command resumes.", file=sys.stderr, flush=True)
             sys.exit(143)
         except BrokenExecutor as error:
             if flags.FLAGS.traceback:
@@ -210,7 +199,7 @@ def _aborted(number: int) -> None:
     del number
     message = (
         "error: JAX has ended this process; what it says is above. If another process of this run is gone: "
-        "start all again, and the run goes on from its last checkpoint.\n"
+        "start all again, and the run resumes from its last checkpoint.\n"
     )
     os.write(2, message.encode())
     os._exit(1)
@@ -234,7 +223,7 @@ def _parse_flags(argv: list[str]) -> list[str]:
 
 
 def _flag_mistake(error: flags.Error) -> str:
-    """What is wrong with the command line, as sentences."""
+    """The error of a command line, as sentences."""
     known = {flag.name: flag for flag in flags.FLAGS.get_key_flags_for_module(sys.argv[0])}
     if isinstance(error, flags.UnrecognizedFlagError):
         return f"there is no flag --{error.flagname}{nearest(error.flagname, known)}"
@@ -310,160 +299,6 @@ def chosen_config(registry: Mapping[str, Config]) -> Config:
     return config_lib.override(config_lib.find(registry, flags.FLAGS.config), flags.FLAGS.set)
 
 
-@dataclasses.dataclass(frozen=True)
-class Session:
-    """A config brought to life.
-
-    Attributes:
-      config: what it was made of.
-      task: with its data.
-      net: the supernet.
-      mesh: of the devices in use.
-      deciding: the part of the config that decides the weights, as plain values.
-      pretrained: variables of a supernet that came with its weights; None of others.
-    """
-
-    config: Config
-    task: Task
-    net: Any
-    mesh: Mesh
-    deciding: dict[str, Any]
-    pretrained: Any = None
-
-    def evolved(self, workdir: pathlib.Path) -> Session:
-        """The session with the network of the last space, if the config lets its space evolve.
-
-        Raises:
-          FileNotFoundError: the evolution has not come to its end.
-        """
-        if self.config.evolution is None:
-            return self
-        spaces, turns = runs.read_spaces(workdir), self.config.evolution.turns
-        done = 0 if spaces is None else len(spaces.sampled)
-        if spaces is None or done <= turns:
-            raise FileNotFoundError(
-                f"{workdir} has measured {done} of the {turns + 1} spaces of its evolution. First run "
-                "experiments.train_supernet to its end, with the same --config, --set and --workdir."
-            )
-        return dataclasses.replace(self, net=self.net.clone(space=spaces.space))
-
-    def costs(self, workdir: pathlib.Path) -> Cost:
-        """Parameters and products of an architecture and, where the config asks for it, its latency.
-
-        Latency is measured once and kept in the workdir's latency.json, so that a search that goes on
-        goes by the same table.
-        """
-        config = self.config
-        return runs.costs_with_latency(self.task, self.net, config.search.latency, workdir, config.measure)
-
-    def lab(self, workdir: pathlib.Path, **changes: Any) -> runs.Lab:
-        """What the parts of this run share."""
-        own: dict[str, Any] = dict(costs=self.costs(workdir), config=self.deciding)
-        config = self.config
-        return runs.Lab(workdir, config.seed, config.alone, self.mesh, **{**own, **changes})
-
-    def trained(self, workdir: pathlib.Path) -> training.TrainState | None:
-        """The state at the end of the supernet's training; None if it came with its weights, and has none.
-
-        Raises:
-          FileNotFoundError: nothing was trained here, or not to the end.
-          ConfigMismatch: it was trained with another config.
-        """
-        config = self.config
-        found = restore(self.task, self.net, config.training, config.recipe, workdir, seed=config.seed)
-        if found is None and self.pretrained is not None:
-            return None
-        if found is None or not (found.complete or config.search.incomplete):
-            step = "no checkpoint" if found is None else f"a checkpoint of step {int(found.state.step)}"
-            raise FileNotFoundError(
-                f"{workdir} has {step} of {config.training.steps} steps. First run "
-                "experiments.train_supernet to its end, with the same --config, --set and --workdir."
-            )
-        return found.state
-
-    def weights(self, workdir: pathlib.Path) -> Any:
-        """The variables of the supernet; see `trained`."""
-        state = self.trained(workdir)
-        return self.pretrained if state is None else state.evaluated()
-
-    def check_task(self, workdir: pathlib.Path) -> None:
-        """Refuses another task than that of the search in a workdir, whose page would show its figures.
-
-        Only how many examples an evaluation takes at a time may differ. A workdir without the result of a
-        search takes any task.
-
-        Args:
-          workdir: of the search.
-
-        Raises:
-          ConfigError: the data are others, or a setting of the task is.
-        """
-        if not (workdir / result.NAME).is_file():
-            return
-        before = {"task": result.read(workdir).config.get("task")}
-        lines = files.diff(before, {"task": self.deciding["task"]}, ("the search", "now"))
-        lines = [line for line in lines if not line.startswith("task.evaluation_batch_size:")]
-        if lines:
-            raise ConfigError(
-                f"the search in {workdir} had another task:{files.indented(lines)}"
-                "\nTake that task and its data, or another workdir with --architecture as option values; "
-                "`jaxnas.load_subnet` loads the network for data of any kind"
-            )
-
-    def architecture(self, text: str, workdir: pathlib.Path, costs: Cost) -> Arch:
-        """An architecture from the command line.
-
-        Args:
-          text: "found" by the search in the workdir, "smallest", "largest", a name of the config's
-            `architectures`, "random:K" (the K-th, from 0, of random architectures as dear as the found
-            one), or option values as JSON.
-          workdir: of the search.
-          costs: of architectures; latency counts where it is measured, else products.
-
-        Raises:
-          ConfigError: none of these.
-          FileNotFoundError: nothing was found yet.
-        """
-        space = self.net.space
-        if text in ("smallest", "largest"):
-            return getattr(space, text)()
-        if text in self.config.architectures:
-            return space.from_dict(self.config.architectures[text])
-        if text == "found" or text.startswith("random:"):
-            found = space.from_dict(result.read(workdir).found.architecture)
-            if text == "found":
-                return found
-            name = "latency_ms" if self.config.search.latency else "macs"
-            fixed = search.reachable(space, costs)[name][0]
-            alike = search.similar_cost(space, costs, name, found, stream(0, "patterns"), fixed=fixed)
-            number, count = text.partition(":")[2], len(next(iter(alike.values())))
-            if not number.isdecimal() or int(number) >= count:
-                known = f"expected random:K with K from 0 to {count - 1}" if count else "the space has none"
-                raise ConfigError(
-                    f"--architecture is {text!r}, one of other architectures whose {name} are within 5 % of "
-                    f"the found one's; {known}."
-                )
-            return jax.tree.map(lambda x: x[int(number)], alike)
-        try:
-            values = json.loads(text)
-        except json.JSONDecodeError:
-            values = None
-        if not isinstance(values, dict):
-            names = ["found", "smallest", "largest", *self.config.architectures, "random:0"]
-            raise ConfigError(
-                f"--architecture is {text!r}; expected {', '.join(names)}, or JSON such as "
-                f"{json.dumps(space.to_dict(space.smallest()))}."
-            )
-        return space.from_dict(values)
-
-
-def deciding_of(config: Config) -> dict[str, Any]:
-    """The part of a config that decides the weights, as plain values."""
-    plain = config_lib.to_dict(config) | {"training": config.training.deciding()}
-    network = {name: part for name, part in plain["network"].items() if f"network.{name}" not in FREE}
-    return {name: part for name, part in plain.items() if name not in FREE} | {"network": network}
-
-
 def bring_to_life(config: Config, workdir: pathlib.Path | None = None) -> Session:
     """Loads the data of a config from where the flags say.
 
@@ -476,43 +311,6 @@ def bring_to_life(config: Config, workdir: pathlib.Path | None = None) -> Sessio
     """
     session = make_session(config, flags.FLAGS.data_dir)
     return session if workdir is None else session.evolved(workdir)
-
-
-def make_session(config: Config, data_dir: str | None) -> Session:
-    """Loads the data of a config, and a network that comes with its weights."""
-    network, mesh, deciding = config.network, config.training.mesh(), deciding_of(config)
-    processes.check_same(config_lib.to_dict(config))
-    if not config.pretrained:
-        return Session(config, config.task.load(data_dir), network, mesh, deciding)
-    task = network.adapted(network.adapted(config.task).load(data_dir))
-    print("reading the checkpoint and ordering its parts by importance", file=sys.stderr, flush=True)
-    net, variables = network.load(task, mesh, config.seed)
-    return Session(config, task, net, mesh, deciding, variables)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Asked:
-    """What the command line of a binary asks for, as plain values for jobs that run in any process.
-
-    Attributes:
-      config, assignments: the name of the config, and what --set replaces in it.
-      workdir: of the run.
-      data_dir: where the data are.
-    """
-
-    config: str
-    assignments: tuple[str, ...]
-    workdir: str
-    data_dir: str | None
-
-    def read(self, registry: Mapping[str, Config]) -> Config:
-        """The config."""
-        return config_lib.override(config_lib.find(registry, self.config), self.assignments)
-
-    def session(self, config: Config) -> Session:
-        """A config with its data, and with the space that its training came to."""
-        session = make_session(config, self.data_dir)
-        return session.evolved(files.as_path(self.workdir))
 
 
 def asked() -> dict[str, Any]:

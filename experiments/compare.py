@@ -11,8 +11,8 @@ each other column is a choice.
   PYTHONPATH=examples python -m experiments.compare --benchmark=own_table:table --seeds=200 \\
       --evaluations=30 --strategies=random,own_strategy:marginals --workdir=runs/own
 
-What is done is kept in the workdir: the same command goes on, and another one with more strategies adds
-them. Where the code of a strategy has changed, its searches are run again. Ends with a table,
+Results are kept in the workdir: the same command resumes, and one with more strategies adds them.
+Where the code of a strategy has changed, its searches are run again. Ends with a table,
 comparison.json, report.html, and where the time of this command went, in times.json too.
 
 With a strategy that races over fidelities (hyperband, successive_halving) all are compared at equal
@@ -161,7 +161,7 @@ def read_part(
 
 @dataclasses.dataclass(frozen=True)
 class Curves:
-    """What one strategy had found, along the axis of the comparison; S = searches, T = points.
+    """The results of a strategy along the axis of the comparison; S = searches, T = points.
 
     Attributes:
       found, reported: of the incumbent, after each evaluation or second; float [S, T'].

@@ -259,7 +259,7 @@ def _may_be_none(config: Config, name: str) -> bool:
 
 
 def one_line(config: Config, workdir: os.PathLike) -> str:
-    """What a run is, in a line, to be printed when it starts."""
+    """Describes a run in one line."""
     what = f"{config.name}: {type(config.network).__name__} on {config.task.name}"
     return f"{what}, {config.training.steps:,} steps, in {workdir} (--verbose prints every setting)"
 

@@ -5,7 +5,7 @@
   python -m experiments.retrain --config=autoformer_digits --workdir=runs/digits --seeds=0,1,2 \\
       --executor=processes --workers=2
 
-Goes into workdir/retrained/<architecture>-<weights>-<seed>, goes on there, and is entered in the page of the
+Writes workdir/retrained/<architecture>-<weights>-<seed>, resumes there, and is entered in the page of the
 search, if there is one: its subnet/ then has the found network with the weights trained alone. Nothing is
 held out of this training, so it sees the search role too. With several seeds each retraining is a job of its
 own, here in turn or on workers that reach the workdir and the data.
@@ -59,7 +59,7 @@ def main() -> int:
             print(f"{role}: {text}", flush=True)
         print(report.times_line(times), flush=True)
     if len(done) < len(jobs):
-        print("stopped and saved; the same command goes on from here", flush=True)
+        print("stopped and saved; the same command resumes", flush=True)
         return binary.STOPPED
     if len(done) > 1:
         for role, measured in done[0][0].items():

@@ -6,15 +6,15 @@ import dataclasses
 import pathlib
 import re
 
-from experiments import binary
 from experiments.configs import CONFIGS
+from experiments.session import Asked, Session
 from jaxnas import files, runs, training
 from jaxnas.training.plain import to_dict
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Retraining(binary.Asked):
-    """What decides a retraining, as on the command line; the workdir is that of the search.
+class Retraining(Asked):
+    """The arguments of a retraining, as on the command line; the workdir is that of the search.
 
     Attributes:
       architecture, weights: what is trained, and what it starts from.
@@ -43,7 +43,7 @@ def run(job: Retraining) -> tuple[dict, dict] | None:
     return retrain(job, job.session(job.read(CONFIGS)), files.as_path(job.workdir))
 
 
-def retrain(job: Retraining, session: binary.Session, root: pathlib.Path) -> tuple[dict, dict] | None:
+def retrain(job: Retraining, session: Session, root: pathlib.Path) -> tuple[dict, dict] | None:
     """See `run`; with a session that there is, and the workdir of the search."""
     config = session.config
     seed = config.seed if job.seed is None else job.seed

@@ -10,7 +10,7 @@ extracted as a network of exactly its size, verified against the supernet, measu
 saved, exported, and described in report.html. The last line says where the time of this search went;
 search/times.json has that of the last one that evaluated something. With --supernet the weights are those of
 an official AutoFormer supernet instead: --config=autoformer_imagenet_tiny --supernet=supernet-tiny.pth.
-Started again it goes on from search/history.jsonl, and with finalists and what is ranked from
+Started again it resumes from search/history.jsonl, and trainings alone from
 search/alone.jsonl. What a search trains alone (trials, finalists, and what is ranked) is a job of its own for
 each architecture, here in turn or on workers: --executor.
 """
@@ -27,12 +27,13 @@ from absl import flags
 from experiments import binary, retraining, trials
 from experiments.config import Config, ConfigError
 from experiments.configs import CONFIGS
+from experiments.session import Asked, Session
 from jaxnas import executors, files, processes, report, runs, supernets, training
 from jaxnas.supernets.convert import from_torch_autoformer, read_checkpoint
 from jaxnas.training.plain import to_dict
 
 
-def converted(session: binary.Session, path: str, workdir: pathlib.Path) -> tuple[binary.Session, Any]:
+def converted(session: Session, path: str, workdir: pathlib.Path) -> tuple[Session, Any]:
     """The session and variables of an official AutoFormer supernet in place of a trained one.
 
     Raises:
@@ -75,7 +76,7 @@ def on_workers(executor: Executor | None, config: Config) -> dict[str, executors
         )
     if values.supernet:
         raise ConfigError("--executor and --supernet do not go together: workers have the config's network.")
-    job = binary.Asked(**binary.asked())
+    job = Asked(**binary.asked())
     kinds = {"trials": trials.trial, "alone": trials.alone}
     return {kind: executors.Calls(function, executor, job) for kind, function in kinds.items()}
 
@@ -117,7 +118,7 @@ def main() -> int:
             )
             print(f"distilling the found network: {config.alone.steps:,} steps", flush=True)
             if retraining.retrain(job, session, workdir) is None:
-                print("stopped and saved; the same command goes on from here", flush=True)
+                print("stopped and saved; the same command resumes", flush=True)
                 return binary.STOPPED
             if processes.is_first():
                 runs.publish(path)

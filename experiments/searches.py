@@ -25,7 +25,7 @@ from jaxnas.tabular import files as table_files
 
 @dataclasses.dataclass(frozen=True)
 class Searches:
-    """What decides the searches of one strategy, but for their seeds.
+    """The arguments of one strategy's searches, without their seeds.
 
     Attributes:
       strategy, benchmark, data_dir, objectives, ignore, metric: as on the command line.

@@ -19,7 +19,7 @@ Make = Callable[[Table, int], Any]
 
 
 def common(table: Table, evaluations: int) -> dict[str, Any]:
-    """What every strategy is given: the space, the budget, and which networks are equal."""
+    """Arguments of every strategy: the space, the budget, and which networks are equal."""
     return dict(space=table.space, evaluations=evaluations, canonical=table.canonical)
 
 
@@ -77,7 +77,7 @@ def paths_of(space: Space) -> tuple[Callable[[Any], Any], int, int] | None:
 
 
 def features_of(table: Table) -> Callable[[Any], Any]:
-    """What a predictor is given: the table's own features, counts along paths of cells, or decisions.
+    """Inputs of a predictor: the table's own features, counts along paths of cells, or decisions.
 
     Of a cell that is a tree both: its paths do not tell which of them share a node, nor where a skip ends.
     """
@@ -97,7 +97,7 @@ def features_of(table: Table) -> Callable[[Any], Any]:
 
 
 def tokens_of(table: Table) -> Callable[[Any], dict[str, jax.Array]]:
-    """What a Transformer is given: the table's own tokens, steps of the paths of cells, or decisions."""
+    """Inputs of a Transformer: the table's own tokens, steps of the paths of cells, or decisions."""
     if table.tokens is not None:
         return table.tokens
     found = paths_of(table.space)
@@ -189,7 +189,7 @@ def full_seconds(table: Table, metric: str = "validation_accuracy") -> float:
 def hyperband(table: Table, evaluations: int, starts: tuple[int, ...] | None = None) -> Any:
     """Races within the seconds of so many full trainings.
 
-    One in `eta` goes on, the ratio of the seconds, so that every rung of a race takes as long as the
+    One in `eta` is promoted, the ratio of the seconds, so that every rung of a race takes as long as the
     others (Li et al. 2018, section 3): nothing is tuned.
     """
     names = fidelities_of(table)

@@ -48,7 +48,7 @@ def find(
 
 
 def metrics(table: tabular.Table, search: str | None, report: str | None) -> tuple[str, str]:
-    """What strategies see and what is reported, where the user names neither or one of them.
+    """The metric that strategies see and the one that is reported, with their defaults.
 
     They see validation_accuracy, or the first metric of the table that has an objective. Reported is
     test_accuracy, or where the table has none what the strategies see.
@@ -69,7 +69,7 @@ def metrics(table: tabular.Table, search: str | None, report: str | None) -> tup
 
 
 def own_function(flag: str, name: str, expected: str):
-    """What `module:name` of a command line means.
+    """The object that `module:name` on a command line names.
 
     Raises:
       ValueError: it cannot be imported.

@@ -4,7 +4,7 @@
   python -m experiments.train_supernet --config=examples/my_config.py:digits --workdir=runs/mine \\
       --set training.steps=300
 
-Started again with the same workdir it goes on from the last checkpoint, to the same result.
+Started again with the same workdir it resumes from the last checkpoint, with the same result.
 Then: python -m experiments.search with the same --config and --workdir; each --set is kept there.
 """
 
@@ -29,7 +29,7 @@ def main() -> int:
         train()
     except training.Stopped as stop:
         print(report.times_line(stop.trained.times), flush=True)
-        print("stopped and saved; the same command goes on from here", flush=True)
+        print("stopped and saved; the same command resumes", flush=True)
         return binary.STOPPED
     return 0
 
@@ -74,7 +74,7 @@ def train() -> None:
             raise
         if config.evolution is not None:
             runs.measure_last(task, session.net, trained.variables, config.evolution, lab)
-        page.end("The supernet is trained, and experiments.search goes on from here.")
+        page.end("The supernet is trained; experiments.search is next.")
         binary.store(config, workdir, ran=True)
     print(report.times_line(trained.times), flush=True)
     print(f"trained: {int(trained.state.step)} steps, checkpoints in {path}/checkpoints", flush=True)

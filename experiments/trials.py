@@ -1,4 +1,4 @@
-"""What a search trains alone, as independent jobs: trials, finalists and what is ranked.
+"""Trainings alone as independent jobs: trials, finalists, and architectures to rank.
 
 They run in any process that reaches the data and the workdir, and write nothing.
 """
@@ -12,8 +12,8 @@ from typing import Any
 
 import jax
 
-from experiments.binary import Asked
 from experiments.configs import CONFIGS
+from experiments.session import Asked
 from jaxnas import runs
 from jaxnas.space import Arch
 from jaxnas.training import Options

@@ -1,4 +1,4 @@
-"""What a network says about itself when it is traced by shape: sizes of its arrays, and its products.
+"""Records that a network makes when it is traced by shape: sizes of its arrays, and its products.
 
 Elastic layers say by `parameter`, `annotate` and `record_macs` how large they are in each architecture. All
 other products are counted in the traced program. What is called for an option of a `Mixture` counts for that
@@ -37,7 +37,7 @@ _CALL = "jaxnas_call_"  # named scope of a call of a module's method, with its n
 
 @dataclasses.dataclass(frozen=True)
 class Annotations:
-    """What a network records about itself when it is traced by shape.
+    """The records of a network, made when it is traced by shape.
 
     Attributes:
       variables: maximal ones as `jax.ShapeDtypeStruct`, by collection, in boxes with logical axis names.

@@ -128,7 +128,7 @@ def room_for(path: Path, size: int, kept: str) -> Iterator[None]:
             raise
         raise OSError(
             f"{path} could not be written: {os.strerror(error.errno)}. It takes {size:,} bytes. {kept}. "
-            "Delete something, or move the workdir to a larger disk. Started again, the run goes on."
+            "Delete something, or move the workdir to a larger disk. Started again, the run resumes."
         ) from error
 
 

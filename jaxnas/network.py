@@ -30,7 +30,7 @@ DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
 def predictions(outputs: Any) -> Any:
-    """What a network predicts, without what a recurrent one returns beside it."""
+    """The predictions of a network, without the state of a recurrent one."""
     return outputs[0] if isinstance(outputs, tuple) else outputs
 
 

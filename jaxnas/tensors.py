@@ -56,5 +56,5 @@ def check_finite(tensors: dict[Path, Any], what: str) -> None:
     if wrong:
         raise ValueError(
             f"There are NaN or infinite values in {what}: {', '.join(wrong[:8])}. A network that has "
-            "diverged is not searched, saved, loaded or exported; go on from its last good state."
+            "diverged is not searched, saved, loaded or exported; resume from its last good state."
         )

@@ -110,7 +110,7 @@ def unpickle(data: bytes, source: str) -> Any:
 
 
 def _find(path: pathlib.Path, member: str) -> pathlib.Path | zipfile.Path | None:
-    """What a path holds of a member of a package: a file in a wheel or in a folder, or itself."""
+    """The bytes of a package's member at a path: a wheel, a folder, or the file itself."""
     parts = pathlib.Path(member).parts
     if path.suffix in (".whl", ".zip"):
         try:

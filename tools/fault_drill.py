@@ -45,7 +45,7 @@ MARK = ".drill"  # In a folder that the drill may empty.
 
 @dataclasses.dataclass
 class Row:
-    """What became of the runs of one fault and flow; `neither` says what was wrong."""
+    """The outcomes of the runs of one fault and flow; `neither` lists what was wrong."""
 
     times: int = 0
     equal: int = 0

@@ -43,7 +43,7 @@ class Records(Protocol):
         ...
 
     def name(self, row: int) -> str:
-        """What an image is called in messages."""
+        """The name of an image in messages."""
         ...
 
 

@@ -84,7 +84,7 @@ def _softmax_tangent(axis: Any, primals: Any, tangents: Any) -> tuple[jax.Array,
 
 @dataclasses.dataclass(frozen=True)
 class RelativePositions:
-    """What relative positions add to logits and outputs, for a class token and the patches of a grid."""
+    """Terms of logits and outputs by relative position, for a class token and the patches of a grid."""
 
     grid: tuple[int, int]
 

@@ -48,7 +48,7 @@ class Uses(Protocol):
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class BankSpec:
-    """What a stored bank is made of; see `ParameterSpec`, whose methods it has.
+    """The sizes and options of a stored bank, with the methods of `ParameterSpec`.
 
     Attributes:
       uses: which copies are in use.
@@ -101,7 +101,7 @@ def used_copies(uses: Uses, arch: dict[str, Any]) -> np.ndarray:
 
 
 def _on_host(uses: Uses, arch: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
-    """What a concrete architecture uses, outside of any traced program."""
+    """The copies that a concrete architecture uses, outside of any traced program."""
     with jax.ensure_compile_time_eval():
         index, used = uses(arch)
         return np.asarray(index), np.asarray(used)

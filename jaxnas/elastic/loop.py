@@ -36,7 +36,7 @@ def run_layer(
       layer: a module, or the network in whose `compact` method this is called.
       x: what goes from layer to layer, a pytree of arrays.
       remat: whether the backward pass computes the layer again, so that of the layer only x is kept.
-      gate: a width of 1, or of 0 where the layer is skipped and x goes on as it is. `call` has to give the
+      gate: a width of 1, or of 0 where the layer is skipped and x is passed on. `call` has to give the
         same there; with a gate nothing of it runs, while operations write the zeros that are added to x. It
         is no use while parameters are initialized, while collections are written, and if it is soft.
 

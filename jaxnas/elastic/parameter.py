@@ -33,7 +33,7 @@ ELASTIC_SCOPE = "elastic_run"  # named scope of operations whose products are re
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class ParameterSpec:
-    """What a stored parameter is made of.
+    """The axes, initializer and options of a stored parameter.
 
     Attributes:
       axes: active size of each axis (without the axis of options).

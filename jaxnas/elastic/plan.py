@@ -1,4 +1,4 @@
-"""What is static in a call of `run`: the axes of its operands, the combinations of sizes, the branches."""
+"""The static part of a call of `run`: the axes of its operands, the combinations of sizes, the branches."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ _UNUSED = ("rotary_emb.inv_freq", ".pooler.dense.weight", ".pooler.dense.bias")
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """What a checkpoint says of itself.
+    """The description of a checkpoint.
 
     Attributes:
       values: of its config.json.
@@ -106,7 +106,7 @@ def load(name: str | pathlib.Path, dtype: Any = jnp.float32, mesh: Mesh | None =
 
 
 def config_of(name: str | pathlib.Path) -> Config:
-    """What a checkpoint says of itself; see `load`."""
+    """The description of a checkpoint; see `load`."""
     folder = _folder(name)
     values = files.read_json(folder / "config.json")
     if not isinstance(values, dict):

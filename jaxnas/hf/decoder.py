@@ -92,7 +92,7 @@ class RMSNorm(nn.Module):
 
 @dataclasses.dataclass(frozen=True)
 class Form:
-    """What all layers of a decoder have in common: where the families differ.
+    """Settings of all layers of a decoder, in which the families differ.
 
     Attributes:
       head_dim: channels of a head.

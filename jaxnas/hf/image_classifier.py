@@ -18,7 +18,7 @@ from jaxnas.hf.decoder import ACTIVATIONS
 
 @dataclasses.dataclass(frozen=True)
 class ImageForm:
-    """What all layers of an image classifier have in common.
+    """Settings of all layers of an image classifier.
 
     Attributes:
       image: height and width of the images.

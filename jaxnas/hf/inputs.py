@@ -1,4 +1,4 @@
-"""What a checkpoint takes: the tokens, the pixels and the classes that it was trained with."""
+"""Inputs of a checkpoint: the tokens, pixels and classes of its training."""
 
 from __future__ import annotations
 

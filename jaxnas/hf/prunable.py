@@ -86,7 +86,7 @@ class PrunableNetwork(Supernet):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Prunable:
-    """What a search may cut out of a checkpoint.
+    """The parts of a checkpoint that a search may cut.
 
         net, variables = Prunable(checkpoint="smollm2").load(task)
 

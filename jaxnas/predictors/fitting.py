@@ -1,4 +1,4 @@
-"""What predictors that are trained by gradients share: centered and scaled inputs, and the loop of steps."""
+"""Scaled inputs and the training loop of predictors that are trained by gradients."""
 
 from collections.abc import Callable
 from typing import Any

@@ -56,7 +56,7 @@ class Encoder(nn.Module):
 
 @dataclasses.dataclass(frozen=True)
 class _Ensemble:
-    """What both predictors have: the sizes of their encoders, and how these are trained.
+    """Sizes and training of the encoders of both predictors.
 
     Attributes:
       kinds, places: upper bounds of the tokens' values.

@@ -39,7 +39,7 @@ def still_improving(run: Run) -> float | None:
 
 
 def advice(run: Run, workdir: str = "DIR") -> list[Advice]:
-    """What the result shows and what to do next, the most important first; commands name the workdir."""
+    """The verdict on a result and next steps, most important first; commands name the workdir."""
     return [*_against_linear(run), *_convergence(run), *_alone(run, workdir), *_ranks(run, workdir)]
 
 

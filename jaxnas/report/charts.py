@@ -252,7 +252,7 @@ def latency(run: Run) -> Spec | None:
 
 
 def budgets(run: Run) -> Spec | None:
-    """What the metric loses by budget, as estimated and as measured; None for a run by another method."""
+    """The loss of the metric by budget, estimated and measured; None for a run by another method."""
     record = run.result.replacements
     points = [] if record is None else sorted((record.found, *record.others), key=lambda one: one.cost)
     if record is None or len(points) < 2:

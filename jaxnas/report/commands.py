@@ -1,4 +1,4 @@
-"""How to make a run again or to go on with it: commands where binaries made it, else calls in Python."""
+"""Commands or Python calls that repeat or resume a run."""
 
 from __future__ import annotations
 

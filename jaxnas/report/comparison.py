@@ -32,7 +32,7 @@ def render(result: Mapping[str, Any]) -> str:
 
 
 def facts_of(result: Mapping[str, Any]) -> facts.Facts:
-    """What the page shows; see `facts.facts`."""
+    """The contents of the page; see `facts.facts`."""
     strategies, sign, best = result["strategies"], 1 if result["objective"] == "max" else -1, result["best"]
     winner = max(strategies, key=lambda s: sign * s["final"]["mean"])
     seen, shown = words.plain(result["metric"]), words.plain(result["report_metric"])

@@ -1,4 +1,4 @@
-"""What the page of a run shows, as a dict of texts, tables and charts: it follows from the result."""
+"""The contents of a run's page, as a dict of texts, tables and charts."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ model = {loader}.from_pretrained("{subnet}")  # the folder beside this page{toke
 
 
 def facts(run: Run) -> Facts:
-    """What the page of a finished run shows.
+    """The contents of a finished run's page.
 
     Returns:
       "title", "task", "eyebrow", "heading" as (before, figure, after), "lead", "tiles" and "sections".
@@ -58,7 +58,7 @@ def facts(run: Run) -> Facts:
 
 
 def running(run: Run, doing: str) -> Facts:
-    """What the page of a run shows while it goes on; `doing` says how far it has come."""
+    """The contents of a running run's page; `doing` describes its progress."""
     best, curve = bool(run.result.found.metrics), charts.best_so_far(run)
     waiting = [] if run.metrics or run.history else ["The first figures appear here."]
     parts = [section("Nothing is recorded yet", text=waiting), *(_found(run, so_far=True) if best else ())]
@@ -95,7 +95,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], **more: Any) -> di
 
 
 def _lead(run: Run) -> list[str]:
-    """What was done and how sure the result is."""
+    """The work done and the uncertainty of the result."""
     result, (value, spread, group) = run.result, networks.final(run)
     name, size = words.metric_name(run.metric, run.final_role), result.task.sizes.get(run.final_role, 0)
     examples = f"{words.count(size)} {run.final_role} {result.task.examples}"
@@ -185,7 +185,7 @@ def tiles(run: Run) -> list[dict[str, str]]:
 
 
 def latency_text(run: Run) -> list[str]:
-    """What was measured of the latency; [] where nothing was."""
+    """The measured latency as sentences; [] if there is none."""
     times = run.timed.get("milliseconds")
     if not times:
         return []
@@ -261,7 +261,7 @@ def _found(run: Run, so_far: bool = False) -> Iterator[Section]:
 
 
 def _tried(run: Run) -> Iterator[Section]:
-    """What the search did, by method."""
+    """The course of the search, by method."""
     if record := run.result.replacements:
         metric = "Kullback–Leibler divergence of predictions" if record.metric == "kl" else record.metric
         text = (
@@ -338,7 +338,7 @@ def _spaces(run: Run) -> Section:
 
 
 def gain_text(run: Run) -> list[str]:
-    """What the search gained over random search; [] where that was not run."""
+    """The gain over random search as sentences; [] if that was not run."""
     other, metric, text = run.network("random search"), run.metric, []
     for role in dict.fromkeys((run.search_role, run.final_role)) if other else ():
         mine, theirs = run.value(run.result.found, role), run.value(other, role) if other else None

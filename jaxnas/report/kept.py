@@ -1,4 +1,4 @@
-"""What an architecture keeps of a network that was transformed: a heat map of blocks by kind of place.
+"""The share of each size that an architecture keeps: a heat map of blocks by kind of place.
 
 A place is a size of the network that decisions set, or a module that they may leave out. Its row is the block
 that it is in, as layers_3, and its column is what is left of its name, as mlp/hidden. So thirty layers are a
@@ -22,7 +22,7 @@ _NUMBERED = re.compile(r"^(.*?)(\d+)$")
 
 @dataclasses.dataclass(frozen=True)
 class Kept:
-    """What is kept at a place.
+    """The size kept at a place.
 
     Attributes:
       module: that it is in, or that may be left out; () of a size of the whole network.
@@ -46,7 +46,7 @@ class Kept:
 
     @property
     def text(self) -> str:
-        """What is kept in words, as "8 of 16 · 50 %"."""
+        """The size in words, as "8 of 16 · 50 %"."""
         if not self.kept or self.kind == "module":
             return "runs" if self.kept else "skipped"
         share = words.percent(self.kept / self.size, 0)
@@ -67,7 +67,7 @@ def places_of(result: Result) -> Mapping[str, Any]:
 
 
 def kept_of(places: Mapping[str, Any], architecture: Mapping[str, Any]) -> list[Kept]:
-    """What an architecture keeps at each place, in the order of the places.
+    """The size kept at each place, in the order of the places.
 
     Args:
       places: as `Supernet.described` has them.
@@ -144,7 +144,7 @@ def chart(places: Mapping[str, Any], architecture: Mapping[str, Any]) -> vega.Sp
 
 
 def kept_svg(net: Any, arch: Any) -> str:
-    """What an architecture keeps of a transformed network, as a picture.
+    """The sizes that an architecture keeps of a transformed network, as a picture.
 
     Args:
       net: of `jaxnas.supernet`.

@@ -1,4 +1,4 @@
-"""The page of a run that goes on: what is known so far, in a page that reads itself again.
+"""The page of a running run, which reloads itself.
 
 It has the sections of the page of a finished run, as far as there is something to show. The page of the
 finished run replaces it.
@@ -30,7 +30,7 @@ def write(
     network: Mapping[str, Any] | None = None,
     reload: int | None = 5,
 ) -> pathlib.Path:
-    """Writes report.html of a run that goes on.
+    """Writes report.html of a running run.
 
     Args:
       workdir: of the run, with metrics.jsonl and search/history.jsonl as far as they were written.

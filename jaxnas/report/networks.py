@@ -117,7 +117,7 @@ def share(run: Run) -> tuple[str, float] | None:
 
 
 def headline(run: Run) -> tuple[str, str, str]:
-    """What was found in one line: the part before its most important figure, that figure, and the rest."""
+    """The headline: the part before its figure, the figure, and the rest."""
     metric, name = run.metric, words.metric_name(run.metric, run.final_role)
     before, after = f"{words.capital(name)} of ", words.unit_text(metric)
     if metric.unit == "%":

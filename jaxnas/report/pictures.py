@@ -1,4 +1,4 @@
-"""What the found network looks like: a table with a row for each layer, block or network.
+"""A picture of the found network: a table with a row for each layer, block or network.
 
 A cell shows its value as a bar, which compares it with the largest option, as boxes, as many as there are, or
 as a chip, in the color of its option. A space is known by its decisions, whatever the network is called.

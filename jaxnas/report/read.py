@@ -29,7 +29,7 @@ class Retrained(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """What a workdir holds.
+    """The contents of a workdir.
 
     Attributes:
       result: what was found.
@@ -52,7 +52,7 @@ class Run:
 
     @property
     def sign(self) -> int:
-        """What turns a metric into a score, of which more is better, and back."""
+        """The factor, 1 or -1, between a metric and its score, of which more is better."""
         return 1 if self.metric.direction == "max" else -1
 
     @property
@@ -81,7 +81,7 @@ class Run:
 
     @property
     def reference(self) -> Network | None:
-        """What the found network is compared with: the first that the config names, else the largest."""
+        """The network to compare with: the first that the config names, else the largest."""
         named = [net for net in self.result.networks if net.name not in result_lib.OWN_NAMES]
         return next(iter(named), self.network("largest"))
 
@@ -150,7 +150,7 @@ _Evaluation = _fields("_Evaluation", [("strategy", str), ("index", int), ("score
 
 
 def _read_timed(root: pathlib.Path, found: Network) -> dict[str, Any]:
-    """What latency_measured.json holds, {} if there is none or it is of another network."""
+    """The contents of latency_measured.json; {} if there is none or it is of another network."""
     path = root / TIMED
     record = files.read_json(path) if path.is_file() else None
     if not isinstance(record, dict) or record.get("architecture") != files.plain(found.architecture):
@@ -160,7 +160,7 @@ def _read_timed(root: pathlib.Path, found: Network) -> dict[str, Any]:
 
 
 def read_records(workdir: pathlib.Path, choices: Mapping[str, Any]) -> dict[str, tuple[Record, ...]]:
-    """What a run of a space with these choices has recorded: "metrics" and "history" of `Run`.
+    """The records of a run of a space with these choices: "metrics" and "history" of `Run`.
 
     Raises:
       ValueError: a file is damaged; the message names it, and the line and the field.

@@ -1,4 +1,4 @@
-"""What a run found, as `result.json` holds it: written and read here, by one schema with a version.
+"""The result of a run, result.json: one schema with a version.
 
 The schema knows no kind of data, and no search method but for the record of how a space moved. A page shows
 what is there: probabilities where a search had architecture parameters, candidates where some were trained
@@ -157,7 +157,7 @@ class SampledSpaceOf:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Result:
-    """What a run found."""
+    """The result of a run."""
 
     task: TaskOf
     space: SpaceOf
@@ -228,7 +228,7 @@ def _digest(values: Any) -> str:
 
 
 def parse(value: Any, kind: Any, path: str | pathlib.Path) -> Any:
-    """What a JSON file holds as a value of a type, such as a dataclass.
+    """Converts a JSON value to a type, such as a dataclass.
 
     Fields that the type does not have are left out, as those of a later version.
 

@@ -41,7 +41,7 @@ class Axis(NamedTuple):
         return drawn.axis(format=self.format) if self.format else drawn
 
     def tip(self, field: str) -> alt.Tooltip:
-        """What a pointer shows of a field; a percentage has two digits there."""
+        """The tooltip of a field; a percentage has two digits."""
         return alt.Tooltip(f"{field}:Q", title=self.title, format=".2%" if "%" in self.format else ",")
 
 

@@ -53,7 +53,7 @@ def duration(seconds: float) -> str:
 
 
 def cost_name(name: str) -> str:
-    """What a cost is called on the page: "parameters" for "params", "latency (ms)" for "latency_ms"."""
+    """The name of a cost on the page: "parameters" for "params", "latency (ms)" for "latency_ms"."""
     return _COSTS.get(name) or (f"{plain(name[:-3])} (ms)" if name.endswith("_ms") else plain(name))
 
 
@@ -70,7 +70,7 @@ def cost_text(value: object) -> str:
 
 
 def strategy_name(name: str) -> str:
-    """What a strategy of the history is called: "random search" for "random"."""
+    """The name of a strategy of the history: "random search" for "random"."""
     return "random search" if name == "random" else plain(name)
 
 
@@ -90,7 +90,7 @@ def value_text(metric: MetricOf, value: object, digits: int = 2) -> str:
 
 
 def unit_text(metric: MetricOf) -> str:
-    """What stands behind a value in a sentence: " nats per token", or nothing where the name says it."""
+    """The unit behind a value: " nats per token", or nothing where the name says it."""
     named = metric.unit in ("", "%", metric.name, plain(metric.name))
     return "" if named else f"{NBSP}{metric.unit}"
 

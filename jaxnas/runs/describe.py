@@ -1,4 +1,4 @@
-"""What a result says of a run: its task, its space, its network, and what made the numbers."""
+"""Describes a run for its result: task, space, network, versions and device."""
 
 from __future__ import annotations
 

@@ -290,7 +290,7 @@ def retrain(
 def timed_calls(
     task: Task, net: nn.Module, training: Training, mesh: Mesh
 ) -> tuple[dict[str, Callable[[], Any]], int]:
-    """What is timed of a network alone: "train", a whole step, and "infer"; and the rows of their batch."""
+    """The calls to time, "train" (a whole step) and "infer", and the rows of their batch."""
     state, step, batch = prepare(task, net, training, Fixed(), options=Options(mesh=mesh))
     given, kept = batch(0), [state]
 

@@ -1,4 +1,4 @@
-"""What the parts of a run share, and no way of searching needs to know."""
+"""The context that the parts of a run share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page of a run, written anew while the run goes on."""
+"""The page of a run, rewritten while it runs."""
 
 from __future__ import annotations
 

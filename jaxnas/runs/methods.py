@@ -94,7 +94,7 @@ class Trials(Sampling):
 
     Attributes:
       steps: of each rung.
-      eta: one in `eta` goes on to the next rung.
+      eta: one in `eta` is promoted to the next rung.
       canonical: from an architecture to the one that stands for all that are equal to it when trained alone;
         or None.
     """

@@ -23,7 +23,7 @@ _SHARES = (0.9, 0.8, 0.7, 0.6, 0.5)  # of the largest network's cost
 
 @dataclasses.dataclass(frozen=True)
 class Replacing:
-    """What is evaluated, and what is chosen by it.
+    """The replacements of a network, and how they are evaluated.
 
     Attributes:
       task: which compares a network with the largest one.

@@ -41,7 +41,7 @@ _log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """What a search brought out, before it is extracted.
+    """The result of a search, before extraction.
 
     Attributes:
       arch: the architecture.

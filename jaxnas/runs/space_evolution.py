@@ -1,7 +1,7 @@
 """The evolution of a search space: supernets of one space after another, each with the shifted options.
 
-S3 (Chen et al., NeurIPS 2021, arXiv 2111.14725). What is done is kept in the workdir, so that an evolution
-that was stopped goes on at its turn: a folder for the training of each space, and spaces.json.
+S3 (Chen et al., NeurIPS 2021, arXiv 2111.14725). A stopped evolution resumes at its turn:
+the workdir has a folder for the training of each space, and spaces.json.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class Spaces:
 
 
 def read_spaces(workdir: str | os.PathLike) -> Spaces | None:
-    """What a workdir knows of the evolution of its space; None if nothing."""
+    """The evolution recorded in a workdir; None if there is none."""
     path = files.as_path(workdir) / NAME
     if not path.is_file():
         return None
@@ -197,7 +197,7 @@ def evolve(
 
 
 def _name(turn: int) -> str:
-    """What a space is called: A, B and so on."""
+    """The name of a space: A, B and so on."""
     return chr(ord("A") + turn)
 
 

@@ -27,7 +27,7 @@ def costs_with_latency(
     Args:
       task, net: of the run.
       rows: of a batch; 0 for no latency.
-      workdir: keeps the table in latency.json, so that a search that goes on goes by the same; or None.
+      workdir: keeps the table in latency.json, so that a resumed search uses the same one; or None.
       measure: of the table; None for one decision at a time.
 
     Raises:

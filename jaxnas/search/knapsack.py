@@ -181,7 +181,7 @@ def _costs_of(replaced: Replacements, cost: Cost) -> dict[str, np.ndarray]:
 
 
 def _ranges(replaced: Replacements, change: Any, costs: Any, limits: bounds_lib.Bounds) -> str:
-    """What each bounded cost can be by itself."""
+    """The range of each bounded cost by itself."""
     texts = []
     for name, low, high in limits:
         edges = [float(costs[name][0])] * 2

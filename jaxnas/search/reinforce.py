@@ -154,7 +154,7 @@ class Reinforce(Strategy):
         return jnp.sum(jnp.where(known, below, 0)) / count
 
     def _context(self, state: State) -> jax.Array:
-        """What was seen so far: progress, and mean and spread of the last batch's rewards."""
+        """The observation: progress, and mean and spread of the last batch's rewards."""
         progress = state.size.astype(jnp.float32) / self.evaluations
         rows = jnp.arange(self.evaluations)
         last = (rows >= state.size - self.batch) & (rows < state.size) & ~jnp.isnan(state.scores)

@@ -232,7 +232,7 @@ def ask(strategy: Strategy, state: State) -> tuple[Arch, State]:
 
 
 def _recorded(strategy: Strategy, lines: Sequence[Line], count: int) -> tuple[np.ndarray, ...] | None:
-    """What `_evaluated` gave of the recorded lines of a generation; None if it is not complete."""
+    """The results of `_evaluated` from the recorded lines of a generation; None if it is incomplete."""
     if len(lines) != count:
         return None
     scores = np.asarray([line["score"] for line in lines], np.float32)  # null becomes NaN

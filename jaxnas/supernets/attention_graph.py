@@ -45,7 +45,7 @@ Attend = Callable[..., jax.Array]
 
 
 class LayerKind(NamedTuple):
-    """What layers are made of.
+    """The parts of a layer.
 
     Attributes:
       operations: modules by name, made with `parent=None`, called as `operation(x, *inputs, train=train)`;
@@ -183,7 +183,7 @@ def run_graph(
 
 
 def _unroll(prepared: Sequence[tuple[_Group, _Layer, Any]], x: Any, inputs: tuple[Any, ...]) -> jax.Array:
-    """What the last of all layers gives, each with what is static of it; see `run_graph`."""
+    """The outputs of the last layers, each with its static part; see `run_graph`."""
     outputs = [x]
     for group, run, turns in prepared:
         for place, i in enumerate(group.layers):
@@ -193,7 +193,7 @@ def _unroll(prepared: Sequence[tuple[_Group, _Layer, Any]], x: Any, inputs: tupl
 
 
 def _scan(prepared: Sequence[tuple[_Group, _Layer, Any]], x: Any, inputs: tuple[Any, ...]) -> jax.Array:
-    """What the last of all layers gives; those of a group are compiled once."""
+    """The outputs of the last layers; those of a group are compiled once."""
     first_group, last_group = prepared[0][0], prepared[-1][0]
     # Of the input, where it has the width of the layers, and of each layer.
     shape = (last_group.layers.stop + 1, *x.shape[:-1], first_group.kind.width)  # [n + 1, ..., D]

@@ -172,7 +172,7 @@ class DARTFormer(nn.Module):
         return nn.Dense(self.num_classes, name="head_out")(x.astype(jnp.float32))
 
     def _embed(self, tokens: jax.Array, vectors: jax.Array | None) -> jax.Array:
-        """What each token is in the residual stream, [B, T, D]."""
+        """The embeddings of tokens, [B, T, D]."""
         if self.tune_vectors:
             vectors = tuned(vectors, tokens, self.vocabulary)
         if vectors is not None:

@@ -337,7 +337,7 @@ class GeoLayer(nn.Module):
         return _bias(self, y.reshape(count, self.features) if concatenates else jnp.mean(y, axis=1))
 
     def _weights(self, x: jax.Array, edges: Edges) -> jax.Array:
-        """What each edge weighs in each head, float32 [E, heads], of nodes [N, heads, C]."""
+        """The weights of edges by head, float32 [E, heads], of nodes [N, heads, C]."""
         sources, targets = edges.sources, edges.targets
         if self.coefficient in ("const", "gcn"):
             plain = edges.mask if self.coefficient == "const" else edges.coefficients

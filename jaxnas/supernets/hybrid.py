@@ -59,7 +59,7 @@ Chosen = dict[str, Decision]  # the decisions of one block by their names, and "
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-    """What no architecture changes in a stage; see `Hybrid`, whose attributes these are.
+    """The fixed settings of a stage; see `Hybrid`, whose attributes these are.
 
     Attributes:
       stride: of its first block.
@@ -133,7 +133,7 @@ class ConvNorm(nn.Module):
 
 
 class Block(nn.Module):
-    """What all blocks have: a place in a stage, and a branch that may be dropped."""
+    """A block: a place in a stage, and a branch that may be dropped."""
 
     stage: Stage
     place: int  # in the stage; the first sets the size and the width
@@ -151,7 +151,7 @@ class Block(nn.Module):
         return width(lambda depth: int(self.place < depth), chosen["depth"])
 
     def downsampled(self, x: jax.Array, chosen: Chosen, embed: Width) -> jax.Array:
-        """What attention sees of images [B, H, W, in maximum]: [B, H / stride, W / stride, embed maximum].
+        """The input of attention, [B, H, W, in maximum] to [B, H / stride, W / stride, embed maximum].
 
         The first block of a stage begins with a convolution; all others take x itself.
         """
@@ -400,7 +400,7 @@ class Hybrid(nn.Module):
 
     @property
     def divisor(self) -> int:
-        """What a resolution has to be a multiple of."""
+        """The number that divides a resolution."""
         return math.prod((self.stem_stride, *self.strides)) if self.odd_maps == "refused" else 1
 
     @property
@@ -474,7 +474,7 @@ def check(net: Hybrid) -> None:
 
 
 def _needs(depth: str) -> dict[str, Needs]:
-    """What a stage needs, whose number of blocks is this decision.
+    """The needs of a stage, whose number of blocks is this decision.
 
     The first block sets width and size, so there is at least one.
     """

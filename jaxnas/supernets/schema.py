@@ -1,4 +1,4 @@
-"""What a network needs of its space, in a line for each decision, and the check of it."""
+"""The decisions that a network needs of its space, and their check."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from jaxnas.space import Space, check_space
 
 @dataclasses.dataclass(frozen=True)
 class Needs:
-    """What a network needs of one decision.
+    """The needs of a network for one decision.
 
     Attributes:
       names: all options that there are; None for numbers.

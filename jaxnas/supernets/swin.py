@@ -49,7 +49,7 @@ OF_BLOCK = ("window", "num_heads", "mlp_ratio", "qkv_dim")
 
 
 def relative_bias(table: jax.Array) -> jax.Array:
-    """What is added to the attention logits of each query and key of a window.
+    """The bias of attention logits for each query and key of a window.
 
     Args:
       table: [2 * window - 1, 2 * window - 1, heads], by the key's row and column less those of the query; the
@@ -385,7 +385,7 @@ def block_widths(decisions: Decisions, stage: int, number: int) -> dict[str, Wid
 
 
 def _needs(depth: str) -> dict[str, Needs]:
-    """What a stage needs, whose number of blocks is this decision."""
+    """The needs of a stage, whose number of blocks is this decision."""
     sizes, of_block = ("depth", "embed_dim"), dict.fromkeys(OF_BLOCK, Needs(times=depth))
     ratio = {"mlp_ratio": dataclasses.replace(RATIO, times=depth)}
     return dict.fromkeys(sizes, Needs()) | of_block | ratio

@@ -39,7 +39,7 @@ INPUTS = ("tokens", "targets", "documents", "memory")
 
 @flax.struct.dataclass
 class Memory:
-    """What a network remembers of the segments before. L blocks may attend, M is the memory's length.
+    """The memory of previous segments. L blocks may attend, M is the memory's length.
 
     Attributes:
       inputs: of each block that may attend, [L, B, M, D].

@@ -25,7 +25,7 @@ from jaxnas.elastic.width import constant, fixed
 
 @flax.struct.dataclass
 class Context:
-    """What attention needs beside its input. T is the segment's length, M the memory's, S = M + T.
+    """The context of attention. T is the segment's length, M the memory's, S = M + T.
 
     Attributes:
       memory: inputs of this block in the past, [B, M, D].
@@ -104,7 +104,7 @@ def _normalize(norm: Norm, x: jax.Array) -> jax.Array:
 
 
 class _Block(nn.Module):
-    """What the blocks share: dropout of the branch, the residual sum, and where the norm stands."""
+    """A block: dropout of the branch, the residual sum, and the place of the norm."""
 
     pre_norm: bool
     dropout: float
@@ -122,7 +122,7 @@ class _Block(nn.Module):
         return LayerNorm(dtype=self.dtype, name="norm")(None, fixed(width, "embed"))
 
     def keep(self, shape: tuple[int, ...], rate: float, train: bool) -> jax.Array | None:
-        """What dropout leaves, bool; None is everything."""
+        """The mask of dropout, bool; None keeps everything."""
         if not train or rate == 0:
             return None
         return jax.random.bernoulli(self.make_rng("dropout"), 1 - rate, shape)

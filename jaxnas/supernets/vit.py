@@ -264,7 +264,7 @@ def _layers(space: Space) -> int:
 
 
 def layer_places(space: Space) -> Iterator[Place]:
-    """What a space of `jaxnas.spaces.vit` sets in a transformer of the layers "block_0", "block_1", ..."""
+    """The sizes of a space of `jaxnas.spaces.vit` in a transformer of the layers "block_0", "block_1", ..."""
     yield Place("norm/scale[0]", (("embed_dim", None),), int)
     for i in range(_layers(space)):
         yield Place(f"block_{i}/attention/qkv_bias[1]", (("num_heads", i),), int)

@@ -62,7 +62,7 @@ def anytime(table: Table, codes: np.ndarray, scores: np.ndarray, search: str, re
 
 
 def at_seconds(curves: np.ndarray, spent: np.ndarray, seconds: np.ndarray) -> np.ndarray:
-    """What curves by evaluation had reached after so many seconds, float32 [S, T].
+    """Converts curves by evaluation to curves by seconds, float32 [S, T].
 
     Args:
       curves: values after each evaluation, float [S, N].

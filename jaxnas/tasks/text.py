@@ -193,7 +193,7 @@ class Text(Classification[data_lib.Sentences]):
         return baseline.linear_accuracy(self.dataset.splits, counts, roles)
 
     def preparation(self) -> str:
-        """What the tokens are, and how they become vectors."""
+        """The tokens, and how they become vectors."""
         dataset = self.dataset
         text = f"as {dataset.encoding.tokens}, of which the mask is True at those of the text"
         return text if dataset.vectors is None else f"{text}, and their vectors of {dataset.vectors.name}"

@@ -48,7 +48,7 @@ class Imitation(Task):
 
     @property
     def examples(self) -> str:  # pyrefly: ignore[bad-override]
-        """What an example is called."""
+        """The name of an example."""
         return self.task.examples
 
     @property

@@ -139,7 +139,7 @@ def region_of(space: Space, part: Space | None = None) -> Region:
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """What a recipe is given of a training.
+    """The part of a training that a recipe sees.
 
     Attributes:
       loss: of the parameters at an architecture, in training.
@@ -228,7 +228,7 @@ class Recipe(Protocol):
 
     @property
     def watches(self) -> Watches:
-        """What is evaluated meanwhile: architectures of the space, one network, or probabilities."""
+        """The evaluation during training: of architectures of the space, one network, or probabilities."""
         return "architectures"
 
     @property

@@ -44,7 +44,7 @@ class Relaxed(Recipe):
       target: the cost to reach, as a share of that of `reference`. Both are counted above the cost of the
         smallest network, which every network has.
       reference: an architecture as option values by choice; None for the largest.
-      confidence: the training ends when every decision has an option of this probability; None to go on.
+      confidence: the training ends when every decision has an option of this probability; None to continue.
     """
 
     order: str = "first"

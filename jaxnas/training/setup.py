@@ -29,7 +29,7 @@ Optimizer = tuple[optax.GradientTransformation, optax.Schedule]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-    """What few trainings set, beside their settings.
+    """Rarely needed options of a training.
 
     Attributes:
       variables: to start from; None for new ones.

@@ -38,7 +38,7 @@ def gate_of_width(one: Width) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class ByTurn:
-    """What a supernet chooses by turn of a scan.
+    """The choices of a supernet by iteration of a scan.
 
     Attributes:
       scan: in one traced program.

@@ -50,7 +50,7 @@ class Declared:
             raise ValueError(f"{type(self).__name__}: form is {self.form!r}, expected one of {forms}.")
 
     def places(self) -> Iterable[Place]:
-        """What decisions set: sizes, by an axis of a parameter as "mlp/kernel[1]", and modules that run."""
+        """Sizes by decisions, at an axis of a parameter as "mlp/kernel[1]", and modules that run."""
         raise NotImplementedError
 
     def module(self, sizes: Mapping[str, int]) -> nn.Module:
@@ -100,7 +100,7 @@ class Declared:
         return net.apply(unflatten(flat), inputs, arch, train=train, mutable=mutable, rngs=rngs)
 
     def annotations(self, inputs: Any) -> Annotations:
-        """What `jaxnas.network` asks a network for: the sizes of its variables and its products."""
+        """The sizes of the network's variables and its products, for `jaxnas.network`."""
         if self.space.cardinality == 1:
             return self._of_module(inputs)
         found = _supernet(self, inputs).annotations(inputs)

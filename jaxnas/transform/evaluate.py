@@ -201,7 +201,7 @@ def _each_turn(op: Operation, values: list[Any], sizes: Sizes, turns: Turns) -> 
 
 
 def _of_turn(value: Any, one: Value, turn: int, turns: Turns, sizes: Sizes) -> Any:
-    """What an array has for a turn, with its axis of turns; others are as they are."""
+    """The part of an array for one iteration, with its axis of iterations; other arrays are unchanged."""
     if isinstance(value, tuple):
         return value[turn]
     place = place_of(turns.axis, sizes.layouts[one]) if isinstance(one, int) else -1

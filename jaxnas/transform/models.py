@@ -82,7 +82,7 @@ def _library(model: Any) -> str | None:
 
 
 def given(function: Callable[..., Any], key: jax.Array, train: bool, **more: Any) -> dict[str, Any]:
-    """What a function is told of training and randomness, by the names of its arguments."""
+    """The training flag and random key of a function, by the names of its arguments."""
     names = inspect.signature(function).parameters
     found = {name: train == value for name, value in _TRAIN.items()} | dict.fromkeys(_KEYS, key) | more
     return {name: value for name, value in found.items() if name in names}

@@ -1,4 +1,4 @@
-"""What decisions do to the groups and modules of a network: sizes, and modules that are left out."""
+"""The effect of decisions on groups and modules: sizes, and modules that are skipped."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Size:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Place:
-    """What one decision, or several, do at one place of the network.
+    """The effect of decisions at one place of the network.
 
     Attributes:
       name: of a group, or of a module that may be skipped.
@@ -90,7 +90,7 @@ class Place:
         return width(self.function, *(read[key] for key in found)).table
 
     def by_options(self, space: Space) -> Any:
-        """What `table` has, by options as text: {"2": 8, "4": 16}, of two decisions {"2": {"3": 24}}."""
+        """Entries of `table` by options as text: {"2": 8, "4": 16}, of two decisions {"2": {"3": 24}}."""
         if self.within(space) is None:
             return 0
         rows = [space.choices[name].options_at(position or 0) for name, position in self.decisions]

@@ -1,4 +1,4 @@
-"""What each primitive says about the axes of its operands and results: one table, one short function each.
+"""The rule of each primitive for the axes of its operands and results: one table, one short function each.
 
 A rule ties axes that must have one size and returns the axes of the results. A primitive that is not in the
 table fixes all axes that it touches, so that nothing is resized that nobody understands.
@@ -86,7 +86,7 @@ def reduction(ties: Ties, eqn: Any, ins: list[Axes]) -> list[Axes]:
 
 
 def collective(ties: Ties, eqn: Any, ins: list[Axes]) -> list[Axes]:
-    """What `jax.vmap` makes of a reduction along its named axis."""
+    """The batched form of a reduction along a named axis of `jax.vmap`."""
     axes = eqn.params["axes"]
     if not all(isinstance(place, int) for place in axes):
         return unknown(ties, eqn, ins)

@@ -210,7 +210,7 @@ class Local:
 
     @functools.cached_property
     def needed(self) -> frozenset[int]:
-        """What derivatives read of sums of products; and softmaxes."""
+        """Operations that derivatives of products read, and softmaxes."""
         exponents = {one for one, _ in self.softmaxes.values()}
         sums: set[Value] = set()
         found = set(self.softmaxes)
@@ -300,7 +300,7 @@ def local(
 
 
 def _key(op: Operation, layouts: Layouts, elastic: frozenset[int]) -> Any:
-    """What an operation computes, but for the numbers of arrays and atoms in the program."""
+    """A key of what an operation computes, without the numbers of arrays and atoms in the program."""
     bodies = tuple(
         (body.inputs, tuple(_key(one, layouts, elastic) for one in body.operations), body.outputs)
         for body in op.bodies

@@ -37,7 +37,7 @@ class Region:
 
 
 class Row(NamedTuple):
-    """What one turn of a scan has of its own; in the masked forms all turns, with a leading axis of turns.
+    """The part of one iteration of a scan; in the masked forms all iterations, with a leading axis.
 
     Attributes:
       sizes, masks, widths: of elastic atoms; see `Sizes`.
@@ -52,7 +52,7 @@ class Row(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Turns:
-    """What differs by turn of a scan.
+    """The sizes and masks that differ by iteration of a scan.
 
     Attributes:
       axis: the atom of the turns.

@@ -1,4 +1,4 @@
-"""What the variables of a transformed network are made of: the sizes of the factors of their axes."""
+"""Descriptions of the variables of a transformed network: the sizes of the factors of their axes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from jaxnas.transform.ties import Layout, Leaf, atoms_of, mask_of
 
 @dataclasses.dataclass(frozen=True)
 class LayoutSpec:
-    """What a stored variable is made of; see `jaxnas.elastic.parameter.ParameterSpec`, whose methods it has.
+    """The axes of a stored variable, with the methods of `jaxnas.elastic.parameter.ParameterSpec`.
 
     Attributes:
       layouts: the factors of each axis.
@@ -92,7 +92,7 @@ class LayoutSpec:
 
 @dataclasses.dataclass(frozen=True)
 class TurnSpec:
-    """What a variable is made of that is stacked by turn of a scan, with sizes or uses that differ by turn.
+    """The axes of a variable that is stacked by iteration of a scan, with sizes or uses that differ.
 
     In a sub-network it is a stack of the turns that use it if they have one size, and else a dict with an
     array for each of these: "turn_0", ...

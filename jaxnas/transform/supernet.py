@@ -113,7 +113,7 @@ class Supernet:
         return self.groups.model.name
 
     def described(self) -> dict[str, Any]:
-        """What a record of a run holds of the network, beside its program: its space and its places."""
+        """The record of the network in a run: its space and its places."""
         traced = self.groups.traced(self.groups.inputs, False)
         order: dict[str, int] = {}
         ends: dict[str, int] = {}  # Linen calls the blocks of a mixture within it, and stores them elsewhere
@@ -238,7 +238,7 @@ class Supernet:
         return outputs, unflatten(self._untouched(variables, kept, sizes))
 
     def annotations(self, inputs: Any) -> Annotations:
-        """What `jaxnas.network` asks a network for: the sizes of its variables and its products."""
+        """The sizes of the network's variables and its products, for `jaxnas.network`."""
         traced = self.groups.traced(inputs, False)
         runs = self._branches(traced)
         macs = products_of(self, traced, self._scans(traced), runs)
@@ -373,7 +373,7 @@ class Supernet:
         return specs
 
     def _spec(self, layouts: tuple[Layout, ...], used: Sequence[Table], turn: int | None) -> LayoutSpec:
-        """What a variable is made of, in one turn of a scan or outside of scans, and when it is read."""
+        """The axes of a variable, in one iteration of a scan or outside of scans, and when it is read."""
         own = tuple((a, t) for a, t in self.tables[turn][0].items() if any(a in atoms_of(x) for x in layouts))
         used = list(dict.fromkeys(used or [constant(1)]))
         gate = constant(1) if constant(1) in used else combine(lambda *x: max(x), *used)

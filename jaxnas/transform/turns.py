@@ -41,7 +41,7 @@ class Scan:
 
     @property
     def body(self) -> Program:
-        """What each turn runs."""
+        """The modules that each iteration runs."""
         return self.op.bodies[0]
 
 

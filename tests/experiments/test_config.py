@@ -13,8 +13,8 @@ import refusals
 from small_tasks import perceptron, task_of
 
 import jaxnas
-from experiments import binary
 from experiments import config as config_lib
+from experiments import session as session_lib
 from experiments.config import Config, ConfigError
 from experiments.configs import CONFIGS
 from jaxnas import Space, runs, spaces
@@ -92,9 +92,9 @@ def test_an_object_is_set_by_its_class_and_then_by_its_fields():
 
 def test_what_changes_no_weights_may_differ_when_a_run_goes_on():
     again = config_lib.override(DIGITS, ["network.remat=true", "training.prefetch=0", "search.limit=3"])
-    assert binary.deciding_of(again) == binary.deciding_of(DIGITS)
+    assert session_lib.deciding_of(again) == session_lib.deciding_of(DIGITS)
     other = config_lib.override(DIGITS, ["network.drop_path_rate=0.3"])
-    assert binary.deciding_of(other) != binary.deciding_of(DIGITS)
+    assert session_lib.deciding_of(other) != session_lib.deciding_of(DIGITS)
 
 
 def test_later_assignments_win_and_the_original_stays():
@@ -198,7 +198,7 @@ def test_a_config_needs_a_network_with_a_space_a_search_that_begins_and_a_known_
 def test_a_space_without_an_architecture_as_dear_as_the_found_one_says_so(tmp_path, monkeypatch):
     task, net = task_of("images"), perceptron(1, (1, 4))
     config = Config(name="mine", task=task, network=net, training=Training(steps=3))
-    session, costs = binary.Session(config, task, net, None, {}), jaxnas.cost(net, task.inputs)
+    session, costs = session_lib.Session(config, task, net, None, {}), jaxnas.cost(net, task.inputs)
     found = types.SimpleNamespace(found=types.SimpleNamespace(architecture={"hidden": [4]}))
     monkeypatch.setattr(result, "read", lambda workdir: found)
     asked = lambda: session.architecture("random:99", tmp_path, costs)  # noqa: E731

@@ -74,7 +74,7 @@ def test_a_job_that_was_stopped_stops_others_only_where_they_would_follow_in_thi
     monkeypatch.setattr(retrain.report, "times_line", lambda times: "")
     assert retrain.main() == binary.STOPPED
     output = capsys.readouterr().out
-    assert output.count("test: accuracy 0.5") == done and "the same command goes on from here" in output
+    assert output.count("test: accuracy 0.5") == done and "the same command resumes" in output
     paths = [str(tmp_path / name) for name in ("small.py", "run", "data")]
     for seed, job in enumerate(told):
         assert [job.config, job.workdir, job.data_dir] == paths

@@ -1,4 +1,4 @@
-"""What two runs have alike: all that they leave, but for times."""
+"""The files of a run without times, to compare two runs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def arrays(step: pathlib.Path) -> Any:
 
 
 def content(path: pathlib.Path) -> Any:
-    """What a file holds, without times."""
+    """The contents of a file, without times."""
     if path.suffix == ".npz":
         arrays = files.read_arrays(path)
         return {name: (x.shape, x.tobytes()) for name, x in arrays.items() if name != "seconds"}

@@ -166,7 +166,7 @@ def _by_features(
     length = value.shape[2]
     size = min(CHUNK, length)
     levels = jnp.zeros(value.shape[:3], jnp.float32) if levels is None else levels
-    # The filled-up end goes on at the last level, since none may be below the one before.
+    # The filled-up end continues at the last level, since none may be below the one before.
     levels = jnp.pad(levels, [(0, 0), (0, 0), (0, -length % size)], mode="edge")
     query, key, value, levels = (split(x, size) for x in (query, key, value, levels[..., None]))
     levels = levels[..., 0]  # [B, H, N, s]; the others are [B, H, N, s, m]

@@ -1,4 +1,4 @@
-"""What the modules share: the interface, and projections to heads and back."""
+"""The interface of the modules, and projections to heads and back."""
 
 from __future__ import annotations
 

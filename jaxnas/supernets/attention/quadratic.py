@@ -76,7 +76,7 @@ class Synthesizer(Attention, kw_only=True):
         return synthesizer(self.logits(x), value, mask, causal=self.causal)
 
     def logits(self, x: jax.Array) -> jax.Array:
-        """What takes the place of products of queries and keys: [B or 1, H, T, T]."""
+        """Logits in place of products of queries and keys, [B or 1, H, T, T]."""
         length, longest = x.shape[1], self.max_length
         if self.kind == "random":
             return self.matrices("logits", longest, longest)[None, :, :length, :length]

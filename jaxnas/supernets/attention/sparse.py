@@ -234,7 +234,7 @@ def _as_keys(seen: jax.Array) -> jax.Array:
 
 
 def _triangle(size: int) -> np.ndarray:
-    """What a query of a block sees of its own block if it sees nothing behind it: [1, 1, 1, s, s]."""
+    """The causal mask within a block, [1, 1, 1, s, s]."""
     return np.tri(size, dtype=bool)[None, None, None]
 
 
