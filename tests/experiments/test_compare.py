@@ -331,7 +331,6 @@ def test_curves_along_seconds_keep_the_last_value_and_start_with_none():
     table = table_of({"training_seconds": [1.0, np.nan, 4.0]})
     codes = np.asarray([[[2], [1], [0], [-1]]], np.int32)
     np.testing.assert_array_equal(spent_seconds(table, codes), [[4, 4, 5, 5]])
-    refusals.check((lambda: spent_seconds(table, codes, "hours"), ValueError, "'hours'"))
 
 
 def test_what_ends_after_the_budget_of_seconds_was_not_found():
