@@ -98,7 +98,13 @@ def check_pool(pool: Any, space: Space, what: str) -> np.ndarray:
             f"{what} has codes {codes.dtype}{list(codes.shape)}, expected int32 [n, {space.length}] with n "
             "of at least 1: search.Pool(space.encode(archs))."
         )
-    space.check({name: np.asarray(x) for name, x in space.decode(codes).items()})
+    outside = np.any((codes < 0) | (codes >= space.sizes), axis=1)  # NumPy, since `ask` may be traced
+    if outside.any():
+        row = int(np.argmax(outside))
+        raise ValueError(
+            f"{what} has codes that are not of the space, first in row {row}: {codes[row].tolist()}; the "
+            f"elements have {space.sizes.tolist()} options. Make them by space.encode(archs)."
+        )
     return codes
 
 

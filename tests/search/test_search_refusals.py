@@ -91,7 +91,7 @@ def test_settings():
         case(search.Reinforce, "baseline", "'none'", baseline="none"),
         case(halving, "int32[0, 3]", "int32 [n, 3]", given=pool(np.zeros((0, 3), np.int32))),
         case(halving, "int32[2, 2]", given=pool(np.zeros((2, 2), np.int32))),
-        case(halving, "'op'", "4", given=pool(np.full((1, 3), 4, np.int32))),
+        case(halving, "row 0", "[4, 4, 4]", given=pool(np.full((1, 3), 4, np.int32))),
         case(halving, "equal", given=pool(np.zeros((2, 3), np.int32))),
         case(halving, "given", given=pool(np.eye(3, dtype=np.int32)), **bounded),
         case(halving, "starts", error=TypeError, starts=(1,)),

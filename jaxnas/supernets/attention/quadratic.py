@@ -37,7 +37,7 @@ def synthesizer(logits: jax.Array, value: jax.Array, mask: jax.Array, *, causal:
     Args:
       logits: [B or 1, H, T, T], from each position to each.
     """
-    scores = jnp.broadcast_to(logits.astype(jnp.float32), (len(value), *logits.shape[1:]))
+    scores = jnp.broadcast_to(logits.astype(jnp.float32), (value.shape[0], *logits.shape[1:]))
     seen = mask[:, None, None, :]  # [B, 1, 1, T]
     if causal:
         seen = seen & np.tri(value.shape[2], dtype=bool)[None, None]
