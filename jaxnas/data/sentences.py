@@ -132,8 +132,7 @@ def load_sentences(
     Raises:
       FileNotFoundError: the dataset is not prepared.
       ValueError: a dataset without such texts or phrases, a share that is held out of phrases or leaves
-      nothing
-        to train on, or a text without a token.
+        nothing to train on, or a text without a token.
     """
     if phrases and search_fraction:
         raise ValueError(

@@ -82,7 +82,7 @@ def task_with_vectors(tmp_path):
     texts = [" ".join(random.choice(words[label], 1 + i % 12)) for i, label in enumerate(labels)]
     path = tmp_path / "words.txt"
     path.write_text("good 1 0 1\nfine 1 1 0\nbad -1 0 1\npoor -1 1 0\n")
-    given = data.from_texts(texts, labels, tokens="english")
+    given = data.from_texts(texts, labels, encoding=data.Encoding(tokens="english"))
     return tasks.Text(data=given, embeddings=str(path), lengths=(4, 8, 12), evaluation_batch_size=16).load()
 
 

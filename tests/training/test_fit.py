@@ -245,10 +245,10 @@ def test_an_interrupted_training_is_searched_only_where_that_is_asked_for(tmp_pa
     def run(settings):
         return runs.search_and_finish(TASK, NET, found.variables, settings, runs.Lab(tmp_path, mesh=MESH))
 
-    own = dict(recipe=UNIFORM, training=TRAINING, workdir=tmp_path)
+    own = UNIFORM, TRAINING, runs.Lab(tmp_path)
     check(
         (lambda: run(settings), ValueError, "search.incomplete"),
-        (lambda: runs.select(TASK, NET, found.state, runs.Search(), **own), ValueError, "search.incomplete"),
+        (lambda: runs.select(TASK, NET, found.state, runs.Search(), *own), ValueError, "search.incomplete"),
     )
     result = run(dataclasses.replace(settings, incomplete=True))
     assert "step 5 of 7" in result.interrupted and result == report.result.read(tmp_path)
