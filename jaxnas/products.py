@@ -116,7 +116,9 @@ def _size(equation: Any) -> Range:
         # Each output sums over the kernel's window and over its input channels, those of one group.
         numbers = parameters["dimension_numbers"]
         others = [outputs[axis] for axis in numbers.out_spec[:2]]
-        macs = math.prod(others) * right[numbers.rhs_spec[1]] * math.prod(_taps(equation))
+        spatial = range(len(outputs) - 2)
+        window = math.prod(taps(equation, axis) for axis in spatial)
+        macs = math.prod(others) * right[numbers.rhs_spec[1]] * window
     elif name == "ragged_dot_general":  # each row meets the matrix of its group
         ragged = parameters["ragged_dot_dimension_numbers"]
         (contracted, _), _ = ragged.dot_dimension_numbers
@@ -129,20 +131,25 @@ def _size(equation: Any) -> Range:
     return Range(macs, macs)
 
 
-def _taps(equation: Any) -> Iterator[int]:
-    """For each spatial axis of a convolution, how often a tap of the kernel is counted."""
+def taps(equation: Any, axis: int, size: int | None = None) -> int:
+    """How often the taps of a convolution's kernel are counted along a spatial axis.
+
+    Args:
+      equation: of the convolution.
+      axis: the spatial axis, from 0.
+      size: of the center of the kernel that is used; None for all of it.
+    """
     numbers, of = equation.params["dimension_numbers"], equation.params
-    inputs = [equation.invars[0].aval.shape[axis] for axis in numbers.lhs_spec[2:]]
-    outputs = [equation.outvars[0].aval.shape[axis] for axis in numbers.out_spec[2:]]
-    window = [equation.invars[1].aval.shape[axis] for axis in numbers.rhs_spec[2:]]
-    strides, padding, dilations = of["window_strides"], of["padding"], of["rhs_dilation"]
-    each = (inputs, outputs, window, strides, padding, of["lhs_dilation"], dilations)
-    for known, size, taps, stride, (before, _), between, dilation in zip(*each, strict=True):
-        if all(one == 1 for one in of["lhs_dilation"]):
-            yield size * taps
-        else:
-            places = (stride * i + dilation * tap - before for i in range(size) for tap in range(taps))
-            yield sum(place % between == 0 and 0 <= place < known * between for place in places)
+    inputs, window = (x.aval.shape for x in equation.invars[:2])
+    known, whole = inputs[numbers.lhs_spec[2 + axis]], window[numbers.rhs_spec[2 + axis]]
+    outputs = equation.outvars[0].aval.shape[numbers.out_spec[2 + axis]]
+    size = whole if size is None else size
+    if all(one == 1 for one in of["lhs_dilation"]):
+        return outputs * size
+    stride, between, dilation = (of[x][axis] for x in ("window_strides", "lhs_dilation", "rhs_dilation"))
+    first, before = (whole - size) // 2, of["padding"][axis][0]
+    places = (stride * i + dilation * (first + tap) - before for i in range(outputs) for tap in range(size))
+    return sum(place % between == 0 and 0 <= place < known * between for place in places)
 
 
 def _inner(equation: Any) -> Iterator[Any]:

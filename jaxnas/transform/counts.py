@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 from collections.abc import Mapping
@@ -66,14 +67,20 @@ def _product(op: Operation, layouts: Any, tables: dict[int, Table]) -> Table:
     """The multiply-accumulates of one product: the count at full size, with its elastic factors exchanged."""
     full = products.total(_alone(op.eqn)).least
     factors: list[Layout] = list(layouts[op.outs[0]])
+    whole, sizes = 1, []
     if op.name == "dot_general":
         contracted = op.eqn.params["dimension_numbers"][0][0]
         factors += [layouts[op.ins[0]][place] for place in contracted]
     elif op.name == "conv_general_dilated":
-        factors += [layouts[op.ins[1]][place] for place in op.eqn.params["dimension_numbers"].rhs_spec[1:]]
+        inputs, *window = op.eqn.params["dimension_numbers"].rhs_spec[1:]
+        factors.append(layouts[op.ins[1]][inputs])
+        for axis, place in enumerate(window):
+            if atoms_of(layout := layouts[op.ins[1]][place]).keys() & tables.keys():
+                of_size = functools.partial(products.taps, op.eqn, axis)
+                whole, sizes = whole * of_size(), [*sizes, combine(of_size, table_of(layout, tables))]
     elastic = [x for x in factors if atoms_of(x).keys() & tables.keys()]
-    whole = math.prod(math.prod(factor.size for factor in layout) for layout in elastic)
-    sizes = [table_of(layout, tables) for layout in elastic]
+    whole *= math.prod(math.prod(factor.size for factor in layout) for layout in elastic)
+    sizes += [table_of(layout, tables) for layout in elastic]
     return combine(lambda *now: full // whole * math.prod(now), *sizes) if sizes else constant(full)
 
 

@@ -217,7 +217,7 @@ MISTAKES = (
     # A binary, what is added to its command, and what the message names.
     ("train_supernet", "--set=training.step=3", "training.steps"),
     ("train_supernet", "--set=seed=1", "seed: 0 (checkpoint) / 1 (now)"),
-    ("search", "--set=search.most_share=0.001", "reaches from"),
+    ("search", "--set=search.most_share=0.001", "the space reaches"),
     ("search", "--set=training.learning_rate=0.5", "training.learning_rate"),
     ("search", "--executor=processes", "--executor=processes"),
     ("evaluate", "--architecture=best", "found, smallest"),

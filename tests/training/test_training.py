@@ -191,7 +191,7 @@ def test_a_batch_that_the_devices_cannot_share_is_refused():
     check(
         (lambda: shard_batch({"x": np.zeros((12, 3))}, make_mesh(8)), ValueError, "12 does"),
         case(12, "12, which"),
-        case(72, "64 examples"),
+        case(72, "at most 64"),
     )
 
 
