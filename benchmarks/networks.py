@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import equimo.models.attnet as attnet
 import equimo.models.convnext as convnext
 import equimo.models.vit as vit
 import jax
@@ -44,9 +43,6 @@ NETWORKS: dict[str, Callable[[], Any]] = {
     "vit": lambda: vit.VisionTransformer(32, 3, 192, 4, 6, [6], num_classes=10, key=KEY),
     "convnext": lambda: convnext.ConvNeXt(
         3, depths=[2, 2], dims=[48, 96], num_classes=10, layer_scale_init_value=0.1, key=KEY
-    ),
-    "attnet": lambda: attnet.AttNet(
-        3, dims=[48, 96], depths=[2, 2], exp_rates=[2, 2], kernel_sizes=[3, 3], num_classes=10, key=KEY
     ),
     "llama": _llama,
 }
