@@ -20,6 +20,7 @@ from jaxnas.search.random_search import RandomSearch
 from jaxnas.space import Arch, Space, nearest
 
 _DRAWS = 64  # For each architecture asked for: many are equal, or cost too much.
+_SLACK = 0.05  # of a cost, by which networks of equal cost may differ
 
 
 class Candidates(NamedTuple):
@@ -135,7 +136,6 @@ def similar_cost(
     arch: Arch,
     key: jax.Array,
     *,
-    slack: float = 0.05,
     count: int = 64,
     fixed: float = 0.0,
 ) -> Arch:
@@ -147,9 +147,8 @@ def similar_cost(
       name: of the cost that is compared.
       arch: the given architecture.
       key: a typed key.
-      slack: how far their cost may be from the given one's, as a part of it.
       count: how many are drawn; there are fewer where the space has no more.
-      fixed: a part of the cost that every network has, and that the slack is not a part of.
+      fixed: the part of the cost that every network has; the rest may differ by 5 %.
 
     Returns:
       A batch of architectures, leading axis of at most `count`; it may be 0.
@@ -160,7 +159,7 @@ def similar_cost(
     dear = np.asarray(costs[name]).item()
     if fixed > dear:
         raise ValueError(f"similar_cost: fixed is {fixed:,}, and the architecture has {name} of {dear:,}.")
-    slack = slack * (dear - fixed)
+    slack = _SLACK * (dear - fixed)
     bounds = {name: (dear - slack, dear + slack)}
     strategy = RandomSearch(space, cost, bounds, evaluations=count, batch=count)
     archs, state = strategy.ask(strategy.init(key))

@@ -218,10 +218,13 @@ def from_arrays(
         different, first, classes = np.unique(forms, axis=0, return_index=True, return_inverse=True)
         classes = classes.reshape(-1)
         equals = index_lib.make(space.sizes, different, first)
-    pool = len(codes) < space.cardinality
-    table = make(name, space, codes, metrics, objectives or {}, classes, pool=pool)
     return dataclasses.replace(
-        table, equals=equals, canonical_form=canonical, features=features, tokens=tokens
+        make(name, space, codes, metrics, objectives or {}, classes),
+        pool=len(codes) < space.cardinality,
+        equals=equals,
+        canonical_form=canonical,
+        features=features,
+        tokens=tokens,
     )
 
 
@@ -232,7 +235,6 @@ def make(
     metrics: Mapping[str, Any],
     objectives: Mapping[str, str],
     classes: Any = None,
-    pool: bool = False,
     index: index_lib.Index | None = None,
 ) -> Table:
     """Makes a table of codes that are known to be distinct, canonical and in the space; see `from_arrays`."""
@@ -260,9 +262,9 @@ def make(
         values,
         _read_only(codes.astype(np.int32)),
         _read_only(classes.astype(np.int32)),
-        pool,
-        dict(objectives),
-        index_lib.make(space.sizes, codes) if index is None else index,
+        pool=False,
+        objectives=dict(objectives),
+        index=index_lib.make(space.sizes, codes) if index is None else index,
     )
 
 
