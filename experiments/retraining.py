@@ -7,7 +7,7 @@ import pathlib
 import re
 
 from experiments.configs import CONFIGS
-from experiments.session import Asked, Session
+from experiments.session import Asked, Session, deciding_of
 from jaxnas import files, runs, training
 from jaxnas.training.plain import to_dict
 
@@ -56,7 +56,7 @@ def retrain(job: Retraining, session: Session, root: pathlib.Path) -> tuple[dict
     print(f"{job.architecture}: {described}", flush=True)
     with training.open_workdir(path) as workdir:
         # The settings of the supernet's training count only where its weights do.
-        own = {name: part for name, part in session.deciding.items() if name not in ("training", "recipe")}
+        own = {name: part for name, part in deciding_of(config).items() if name not in ("training", "recipe")}
         try:
             decides = {
                 **own,

@@ -97,7 +97,11 @@ def main() -> int:
         described = binary.described(config)
         if config.pretrained:  # its places, which the page draws
             described["network"] |= to_dict(net)
-        lab = session.lab(workdir, workers=workers, config=described)
+        lab = runs.Lab(
+            *(workdir, config.seed, config.alone, session.mesh, session.costs(workdir)),
+            workers=workers,
+            config=described,
+        )
         by_budget = isinstance(settings.method, runs.BY_BUDGET)
         if settings.method is None:
             by_budget = state is None or state.logits == ()

@@ -1,4 +1,4 @@
-"""A config brought to life: its data, network and devices, for a binary or for a job on a worker."""
+"""The data, network and devices of a config, for a binary or for a job on a worker."""
 
 from __future__ import annotations
 
@@ -28,14 +28,13 @@ FREE = ("about", "search", "distill", "retraining", "architectures", "measure", 
 
 @dataclasses.dataclass(frozen=True)
 class Session:
-    """A config brought to life.
+    """The data, network and devices of a config.
 
     Attributes:
       config: what it was made of.
       task: with its data.
       net: the supernet.
       mesh: of the devices in use.
-      deciding: the part of the config that decides the weights, as plain values.
       pretrained: variables of a supernet that came with its weights; None of others.
     """
 
@@ -43,7 +42,6 @@ class Session:
     task: Task
     net: Any
     mesh: Mesh
-    deciding: dict[str, Any]
     pretrained: Any = None
 
     def evolved(self, workdir: pathlib.Path) -> Session:
@@ -66,17 +64,11 @@ class Session:
     def costs(self, workdir: pathlib.Path) -> Cost:
         """Parameters and products of an architecture and, where the config asks for it, its latency.
 
-        Latency is measured once and kept in the workdir's latency.json, so that a search that goes on
-        goes by the same table.
+        Latency is measured once and kept in the workdir's latency.json, so a resumed search uses the same
+        table.
         """
         config = self.config
         return runs.costs_with_latency(self.task, self.net, config.search.latency, workdir, config.measure)
-
-    def lab(self, workdir: pathlib.Path, **changes: Any) -> runs.Lab:
-        """What the parts of this run share."""
-        own: dict[str, Any] = dict(costs=self.costs(workdir), config=self.deciding)
-        config = self.config
-        return runs.Lab(workdir, config.seed, config.alone, self.mesh, **{**own, **changes})
 
     def trained(self, workdir: pathlib.Path) -> training.TrainState | None:
         """The state at the end of the supernet's training; None if it came with its weights, and has none.
@@ -117,7 +109,7 @@ class Session:
         if not (workdir / result.NAME).is_file():
             return
         before = {"task": result.read(workdir).config.get("task")}
-        lines = files.diff(before, {"task": self.deciding["task"]}, ("the search", "now"))
+        lines = files.diff(before, {"task": deciding_of(self.config)["task"]}, ("the search", "now"))
         lines = [line for line in lines if not line.startswith("task.evaluation_batch_size:")]
         if lines:
             raise ConfigError(
@@ -182,14 +174,14 @@ def deciding_of(config: Config) -> dict[str, Any]:
 
 def make_session(config: Config, data_dir: str | None) -> Session:
     """Loads the data of a config, and a network that comes with its weights."""
-    network, mesh, deciding = config.network, config.training.mesh(), deciding_of(config)
+    network, mesh = config.network, config.training.mesh()
     processes.check_same(config_lib.to_dict(config))
     if not config.pretrained:
-        return Session(config, config.task.load(data_dir), network, mesh, deciding)
+        return Session(config, config.task.load(data_dir), network, mesh)
     task = network.adapted(network.adapted(config.task).load(data_dir))
     print("reading the checkpoint and ordering its parts by importance", file=sys.stderr, flush=True)
     net, variables = network.load(task, mesh, config.seed)
-    return Session(config, task, net, mesh, deciding, variables)
+    return Session(config, task, net, mesh, variables)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,7 @@ FAMILIES |= dict.fromkeys(image_values.FAMILIES, image_values)
 
 
 def family_of(values: Mapping[str, Any], where: Any) -> Any:
-    """Reads and writes the family of a config.json.
+    """The module that reads and writes the family of a config.json.
 
     Raises:
       ValueError: another one, which is named with those that are known.

@@ -151,10 +151,8 @@ def search_and_finish(
       ValueError: no directory; architectures are to be ranked, and `lab.alone` is None.
     """
     settings, root, alone = Search() if settings is None else settings, lab.root, lab.alone
-    if settings.ranked and alone is None:
-        raise ValueError(
-            f"search.ranked is {settings.ranked}; give runs.Lab(alone=...), how they are trained alone."
-        )
+    if settings.ranked:
+        lab.training_alone(f"search.ranked is {settings.ranked}")
     costs = lab.costs or costs_with_latency(task, net, settings.latency, root)
     lab = dataclasses.replace(lab, costs=costs)
     found = search_space(task, net, variables, settings, lab)
@@ -192,9 +190,7 @@ def enter_ranking(
     """
     if not settings.ranked:
         return result
-    assert lab.alone is not None
-    shortened = dataclasses.replace(lab, alone=lab.alone.shortened(settings.ranked_steps))
-    ranking = rank(task, net, variables, shortened, settings.ranked)
+    ranking = rank(task, net, variables, lab.shortened(settings.ranked_steps), settings.ranked)
     result = dataclasses.replace(result, ranking=ranking)
     if processes.is_first():
         results.write(lab.root, result)
@@ -234,9 +230,7 @@ def retrain(
       ValueError: a lab without `alone`; a distillation with neither a teacher nor variables.
       Stopped: a signal stopped the training, which is saved; see `fit`.
     """
-    space, root, training, seed = net.space, lab.root, lab.alone, lab.seed
-    if training is None:
-        raise ValueError("retrain: give runs.Lab(alone=...), how the architecture is trained alone.")
+    space, root, training, seed = net.space, lab.root, lab.training_alone("retrain"), lab.seed
     mesh = training.mesh() if lab.mesh is None else lab.mesh
     costs = lab.costs or cost(net, task.inputs)
     small, start = net.clone(space=space.fix(arch)), None

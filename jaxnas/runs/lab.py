@@ -48,3 +48,20 @@ class Lab:
         if self.workdir is None:
             raise ValueError("the results of a run need a directory; give runs.Lab(workdir=...).")
         return files.as_path(self.workdir)
+
+    def training_alone(self, asked_by: str) -> Training:
+        """How an architecture is trained alone.
+
+        Args:
+          asked_by: the beginning of the message.
+
+        Raises:
+          ValueError: the run does not say.
+        """
+        if self.alone is None:
+            raise ValueError(f"{asked_by}; give runs.Lab(alone=...), how they are trained alone.")
+        return self.alone
+
+    def shortened(self, steps: int | None) -> Lab:
+        """The same lab with trainings alone of so many steps; None for those of its settings."""
+        return dataclasses.replace(self, alone=self.training_alone("trainings alone").shortened(steps))

@@ -44,11 +44,11 @@ def trained_alone(task: Task, net: nn.Module, archs: Arch, lab: Lab) -> np.ndarr
     Raises:
       ValueError: search/alone.jsonl is damaged.
     """
-    assert lab.alone is not None
     path = None if lab.workdir is None else lab.root / "search" / "alone.jsonl"
-    settings = files.plain({"seed": lab.seed, "training": lab.alone.deciding()})
+    training = lab.training_alone("trainings alone")
+    settings = files.plain({"seed": lab.seed, "training": training.deciding()})
     if path is not None:
-        settings["trained_on"] = scoring_alone(task, net, lab.alone)
+        settings["trained_on"] = scoring_alone(task, net, training)
     lines = [] if path is None else history.read(path, NAME)
     processes.wait("the trainings alone are read")  # before the first of several processes writes more
     if path is not None and processes.is_first():
@@ -76,12 +76,12 @@ def _scores(task: Task, net: nn.Module, archs: Arch, rows: list[int], lab: Lab) 
     if not rows:
         return
     some = jax.tree.map(lambda x: x[np.asarray(rows)], archs)
-    assert lab.alone is not None
+    training = lab.training_alone("trainings alone")
     if (calls := lab.workers.get("alone")) is not None:
-        steps = lab.alone.steps
+        steps = training.steps
         yield from (float(calls(text, steps)) for text in begin(calls, net.space, some, steps))
     else:
-        yield from make_scorer(task, net, lab.alone, seed=lab.seed, options=Options(mesh=lab.mesh))(some)
+        yield from make_scorer(task, net, training, seed=lab.seed, options=Options(mesh=lab.mesh))(some)
 
 
 def rank(task: Task, net: nn.Module, variables: Any, lab: Lab, count: int) -> RankingOf:
@@ -93,11 +93,11 @@ def rank(task: Task, net: nn.Module, variables: Any, lab: Lab, count: int) -> Ra
       count: of architectures.
 
     Raises:
-      ValueError: fewer than 2 architectures.
+      ValueError: fewer than 2 architectures; a lab without `alone`.
     """
     if count < 2:
         raise ValueError(f"rank: count is {count}, expected at least 2 architectures to compare.")
-    assert lab.alone is not None
+    training = lab.training_alone("rank")
     archs = net.space.sample(stream(lab.seed, "ranking"), count)
     inherited = make_evaluator(task, net, "search", mesh=lab.mesh).scores(variables, archs)
     own = trained_alone(task, net, archs, lab)
@@ -111,7 +111,7 @@ def rank(task: Task, net: nn.Module, variables: Any, lab: Lab, count: int) -> Ra
         kendall_tau=files.plain(kendall_tau(inherited[there], own[there])),
         interval=(files.plain(low), files.plain(high)),
         role="search",
-        steps=lab.alone.steps,
+        steps=training.steps,
     )
 
 

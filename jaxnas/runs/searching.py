@@ -91,10 +91,8 @@ def search_space(
             "or runs.Replacements()."
         )
     finalists = method.finalists if isinstance(method, ByStrategy) else 0
-    if finalists and lab.alone is None:
-        raise ValueError(
-            f"search.method.finalists is {finalists}; give runs.Lab(alone=...), how they are trained alone."
-        )
+    if finalists:
+        lab.training_alone(f"search.method.finalists is {finalists}")
     check_task(task)
     check_complete(lab.workdir, settings)
     space, workdir = net.space, lab.workdir
@@ -184,9 +182,7 @@ def best_alone(task: Task, net: nn.Module, method: ByStrategy, result: search.Re
     distinct = {json.dumps(line["architecture"], sort_keys=True): line["architecture"] for line in best}
     chosen = [net.space.from_dict(values) for values in list(distinct.values())[: method.finalists]]
     archs = jax.tree.map(lambda *x: jnp.stack(x), *chosen)
-    assert lab.alone is not None
-    own = dataclasses.replace(lab, alone=lab.alone.shortened(method.finalist_steps))
-    scores = trained_alone(task, net, archs, own)
+    scores = trained_alone(task, net, archs, lab.shortened(method.finalist_steps))
     return chosen[int(np.argmax(np.nan_to_num(scores, nan=-np.inf)))]
 
 

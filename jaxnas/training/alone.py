@@ -334,7 +334,7 @@ def _trainer(
         role: make_evaluator(task, net, role, mesh=setup.mesh, limit=limit)
         for role, limit in zip(roles, limits, strict=False)
     }
-    watched, batch, shapes = evaluators[stopping.role], batches_of(setup), abstract_state(setup)
+    watched, batch = evaluators[stopping.role], batches_of(setup)
 
     def start(key: jax.Array, arch: Any) -> TrainState:
         given = init(net, jax.random.fold_in(key, 0), task.inputs) if variables is None else variables
@@ -360,6 +360,7 @@ def _trainer(
         watch_all = jax.jit(jax.vmap(watch, (0, own, 0, None, None)), donate_argnums=2)
         measures = [jax.jit(jax.vmap(one.one, (0, own, None))) for one in evaluators.values()]
     else:
+        shapes = abstract_state(setup)
         begin_all = jax.jit(start, out_shardings=jax.tree.map(lambda x: x.sharding, shapes))
         step, watch_all = make_step(setup, shapes), jax.jit(watch, donate_argnums=2)
         measures = [one.one for one in evaluators.values()]

@@ -198,7 +198,7 @@ def test_a_config_needs_a_network_with_a_space_a_search_that_begins_and_a_known_
 def test_a_space_without_an_architecture_as_dear_as_the_found_one_says_so(tmp_path, monkeypatch):
     task, net = task_of("images"), perceptron(1, (1, 4))
     config = Config(name="mine", task=task, network=net, training=Training(steps=3))
-    session, costs = session_lib.Session(config, task, net, None, {}), jaxnas.cost(net, task.inputs)
+    session, costs = session_lib.Session(config, task, net, None), jaxnas.cost(net, task.inputs)
     found = types.SimpleNamespace(found=types.SimpleNamespace(architecture={"hidden": [4]}))
     monkeypatch.setattr(result, "read", lambda workdir: found)
     asked = lambda: session.architecture("random:99", tmp_path, costs)  # noqa: E731
