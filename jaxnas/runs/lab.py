@@ -50,18 +50,18 @@ class Lab:
         return files.as_path(self.workdir)
 
     def training_alone(self, asked_by: str) -> Training:
-        """How an architecture is trained alone.
+        """Returns the settings of trainings alone.
 
         Args:
-          asked_by: the beginning of the message.
+          asked_by: the setting or function that needs them, for the message.
 
         Raises:
-          ValueError: the run does not say.
+          ValueError: `alone` is None.
         """
         if self.alone is None:
             raise ValueError(f"{asked_by}; give runs.Lab(alone=...), how they are trained alone.")
         return self.alone
 
     def shortened(self, steps: int | None) -> Lab:
-        """The same lab with trainings alone of so many steps; None for those of its settings."""
+        """Returns this lab with trainings alone of `steps` steps; None keeps those of its settings."""
         return dataclasses.replace(self, alone=self.training_alone("trainings alone").shortened(steps))
