@@ -274,6 +274,26 @@ def test_gradients_and_costs_are_of_the_active_part(made):
     assert int(jaxnas.cost(made.net, made.inputs)(arch)["params"]) == active
 
 
+def test_verification_allows_for_rounding_that_a_network_amplifies(monkeypatch):
+    case = CASES["AttNet"]
+    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
+        inputs = jax.random.normal(KEY, case.shape)
+        groups = jaxnas.analyze(case.make(), inputs=inputs)
+        choices = {group.name: options(group) for group in groups if group.kind == "channels"}
+        net = jaxnas.supernet(groups, choices, verify=False)
+        variables, arch = groups.model.variables, net.space.sample(KEY)
+        monkeypatch.setattr("jaxnas.subnet.TOLERANCE", 1e-7)  # less than the error on any processor
+        assert 1e-7 < jaxnas.extract(net, variables, arch, verify=inputs).error < 1e-3
+        cut = testing.cut
+
+        def off(*given):
+            return {path: x * np.float32(1.01) for path, x in cut(*given).items()}
+
+        monkeypatch.setattr(testing, "cut", off)
+        with pytest.raises(ValueError, match="differs"):
+            jaxnas.extract(net, variables, arch, verify=inputs)
+
+
 def test_the_module_of_the_user_is_not_changed():
     module = Pictures(nnx.Rngs(0))
     before = jax.tree.leaves(nnx.state(module))
