@@ -4,7 +4,8 @@
       --output=shrinking.jsonl --seeds=0,1,2 --steps=100
 
 Methods: "solver" (replacements and an integer program), "uniform" (one size for all layers, or without the
-least influential layers; the candidate with the lowest loss) and "random" (the best of 16 by divergence).
+least influential layers; the candidate with the lowest loss), "random" (the best of 16 by divergence) and
+"evolution" (as many evaluations as there are replacements, on weights that the sandwich rule has distilled).
 Budgets are shares of the parameters without the embeddings. The seed draws the calibration texts. Each
 result is a line of the output. Perplexities are of the first 4,096 tokens of the test text. `--depth` adds
 networks without the layers of least influence and of lowest replacement score.
@@ -29,7 +30,17 @@ from jaxnas import data, files, hf, search, tasks
 from jaxnas.runs.replacing import replacing
 from jaxnas.space import Arch, Space
 from jaxnas.subnet import alone
-from jaxnas.training import Distillation, Fixed, Options, Teacher, Training, fit, make_evaluator
+from jaxnas.training import (
+    Distillation,
+    Fixed,
+    Options,
+    Recipe,
+    Sandwich,
+    Teacher,
+    Training,
+    fit,
+    make_evaluator,
+)
 
 _CHECKPOINT = flags.DEFINE_string("checkpoint", None, "Folder of a decoder.", required=True)
 _TEXT = flags.DEFINE_string("text", None, "Text to calibrate, search and distill on.", required=True)
@@ -40,6 +51,7 @@ _SHARES = flags.DEFINE_list(
     "shares", ["0.85", "0.6"], "Budgets, as shares of the parameters without embeddings."
 )
 _STEPS = flags.DEFINE_integer("steps", 0, "Distillation steps of each network; 0 for none.")
+_SANDWICH = flags.DEFINE_integer("sandwich_steps", 40, "Steps of the supernet that evolution searches.")
 _LENGTH = flags.DEFINE_integer("length", 256, "Tokens of a text.")
 _LIMIT = flags.DEFINE_integer("limit", 1, "Texts by which networks are compared.")
 _METHODS = flags.DEFINE_list("methods", ["solver", "uniform", "random"], "Methods.")
@@ -85,18 +97,19 @@ class Bench:
         ranked = jaxnas.rank_modules(self.net, self.variables, batches, "layers_*")
         self.influence = [int(name.removeprefix("layers_")) for name in ranked]
 
-    def scores(self, archs: list[Arch], evaluator: Any) -> np.ndarray:
+    def scores(self, archs: list[Arch], evaluator: Any, variables: Any = None) -> np.ndarray:
         """The scores of architectures, one after the other."""
         rows = [jax.tree.map(lambda x: jnp.asarray(x)[None], arch) for arch in archs]
-        return np.array([evaluator.scores(self.variables, row)[0] for row in rows])
+        variables = self.variables if variables is None else variables
+        return np.array([evaluator.scores(variables, row)[0] for row in rows])
 
     def params(self, arch: Arch) -> int:
         """Parameters of an architecture."""
         return int(self.cost(jax.tree.map(jnp.asarray, arch))["params"])
 
-    def perplexity(self, arch: Arch) -> float:
+    def perplexity(self, arch: Arch, variables: Any) -> float:
         """On the test text."""
-        return float(self.test(self.variables, jax.tree.map(jnp.asarray, arch))["perplexity"])
+        return float(self.test(variables, jax.tree.map(jnp.asarray, arch))["perplexity"])
 
     @functools.cached_property
     def replacements(self) -> np.ndarray:
@@ -134,15 +147,42 @@ class Bench:
         by_replacement = np.argsort(self.scores(archs, self.divergence)).tolist()
         return {"influence": self.influence, "replacement": by_replacement}
 
-    def distilled(self, arch: Arch, steps: int) -> float:
-        """The perplexity after a distillation from the whole network."""
-        inputs, space = self.task.inputs, self.net.space
-        _, *teacher = alone(self.net, self.variables, space.largest(), inputs)
-        _, small, start = alone(self.net, self.variables, jax.tree.map(jnp.asarray, arch), inputs)
-        recipe = Fixed(distill=Distillation(divergence="kl", teacher=Teacher(*teacher)))
+    @functools.cached_property
+    def sandwich(self) -> Any:
+        """The variables of the supernet after a distillation from the whole network by the sandwich rule."""
+        recipe = Sandwich(random=1, distill=self.distillation)
+        return self.fitted(self.net, self.variables, recipe, _SANDWICH.value)
+
+    def evolution(self, most: int) -> Arch:
+        """The best by evolution on the distilled supernet."""
+        count = len(self.replacing.replaced.codes)
+        bounds = {"params": (int(_LEAST * most), most)}
+        sizes = dict(population=count // 9, mutations=count // 18, crossovers=count // 18)
+        strategy = search.Evolution(self.net.space, self.cost, bounds, evaluations=count, **sizes)
+
+        def scores(archs: Arch) -> np.ndarray:
+            some = [jax.tree.map(lambda x, i=i: x[i], archs) for i in range(len(next(iter(archs.values()))))]
+            return self.scores(some, self.loss, self.sandwich)
+
+        return search.run(strategy, scores, jax.random.key(self.seed), batched=True).arch
+
+    @functools.cached_property
+    def distillation(self) -> Distillation:
+        """By the logits of the whole network."""
+        _, *teacher = alone(self.net, self.variables, self.net.space.largest(), self.task.inputs)
+        return Distillation(divergence="kl", teacher=Teacher(*teacher))
+
+    def fitted(self, net: Any, variables: Any, recipe: Recipe, steps: int) -> Any:
+        """The variables of a network after a short training."""
         training = Training(steps=steps, batch_size=1, learning_rate=1e-4, warmup_steps=steps // 10)
-        trained = fit(self.task.whole(), small, training, recipe=recipe, options=Options(variables=start))
-        return float(make_evaluator(self.task, small, "test")(trained.variables)["perplexity"])
+        trained = fit(self.task.whole(), net, training, recipe=recipe, options=Options(variables=variables))
+        return trained.variables
+
+    def distilled(self, arch: Arch, variables: Any, steps: int) -> float:
+        """The perplexity after a distillation from the whole network."""
+        _, small, start = alone(self.net, variables, jax.tree.map(jnp.asarray, arch), self.task.inputs)
+        variables = self.fitted(small, start, Fixed(distill=self.distillation), steps)
+        return float(make_evaluator(self.task, small, "test")(variables)["perplexity"])
 
 
 def main() -> None:
@@ -159,23 +199,33 @@ def main() -> None:
         bench = Bench(task, seed)
         whole = bench.params(bench.net.space.largest())
         if number == 0:
-            tell(method="whole", params=whole, perplexity=bench.perplexity(bench.net.space.largest()))
+            tell(
+                method="whole",
+                params=whole,
+                perplexity=bench.perplexity(bench.net.space.largest(), bench.variables),
+            )
         embeddings = bench.net.vocabulary * bench.net.module.width
         for method, share in itertools.product(_METHODS.value, map(float, _SHARES.value)):
             arch = getattr(bench, method)(int(embeddings + share * (whole - embeddings)))
             record: dict[str, Any] = dict(method=method, seed=seed, share=share, params=bench.params(arch))
-            record["perplexity"] = bench.perplexity(arch)
+            variables = bench.sandwich if method == "evolution" else bench.variables
+            record["perplexity"] = bench.perplexity(arch, variables)
             if method == "solver":
                 replaced = bench.replacing.replaced
                 record |= dict(seconds=bench.seconds, estimated=-replaced.total(bench.replacements, arch))
             if _STEPS.value:
-                record |= dict(steps=_STEPS.value, distilled=bench.distilled(arch, _STEPS.value))
+                record |= dict(steps=_STEPS.value, distilled=bench.distilled(arch, variables, _STEPS.value))
             tell(**record)
         if _DEPTH.value:
             for name, order in bench.layers().items():
                 for count in (2, 4, 6):
                     arch, left = without(bench.net.space, order[-count:]), len(order) - count
-                    tell(method=name, seed=seed, layers=left, perplexity=bench.perplexity(arch))
+                    tell(
+                        method=name,
+                        seed=seed,
+                        layers=left,
+                        perplexity=bench.perplexity(arch, bench.variables),
+                    )
 
 
 if __name__ == "__main__":
