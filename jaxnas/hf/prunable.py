@@ -6,7 +6,7 @@ import dataclasses
 import math
 import os
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
 import jax
@@ -140,7 +140,7 @@ class Prunable:
 
         Raises:
           ValueError: what `load` refuses; a tokenizer that is not the checkpoint's; fewer training data than
-            the calibration takes; sizes that the layers do not have in common.
+            the calibration takes.
         """
         module, variables, config = checkpoint.load(self._named(), self.dtype, mesh)
         inputs_lib.check_data(task, config)
@@ -165,11 +165,7 @@ class Prunable:
         return self.checkpoint
 
     def network(self, module: Module, variables: Any, config: Config, inputs: Any) -> PrunableNetwork:
-        """The supernet of a module of `load`, for inputs of some shape.
-
-        Raises:
-          ValueError: layers of different sizes.
-        """
+        """The supernet of a module of `load`, for inputs of some shape."""
         groups = analyze(module, variables, inputs)
         choices = self._choices(module, groups.groups)
         decisions = {} if choices else {"checkpoint": Choice("whole")}
@@ -185,13 +181,12 @@ class Prunable:
         if self.width:
             choices["width"] = Choice(*_sizes(self.width, module.width))
         if self.hidden:
-            size = _common("hidden units", module.hidden)
-            choices["layers_*/mlp/hidden"] = Choice(*_sizes(self.hidden, size))
+            shares = self.hidden
+            choices |= _by_layer("layers_*/mlp/hidden", module.hidden, groups, lambda n: _sizes(shares, n))
         if self.heads:
-            kind = next((one for one in KV_GROUPS if f"layers_0/attention/{one}" in groups), None)
-            count = _common("heads", module.kv_groups if isinstance(module, Decoder) else module.heads)
-            if kind is not None and count > 1:
-                choices[f"layers_*/attention/{kind}"] = Choice(*range(1, count + 1))
+            for kind in KV_GROUPS:
+                counts = module.kv_groups if isinstance(module, Decoder) else module.heads
+                choices |= _by_layer(f"layers_*/attention/{kind}", counts, groups, lambda n: range(1, n + 1))
         patterns = {"attention": "layers_*/attention", "mlp": "layers_*/mlp", "layers": "layers_*"}
         return choices | {patterns[part]: Skip() for part in self.skip}
 
@@ -201,13 +196,15 @@ def whole(folder: str | os.PathLike) -> Prunable:
     return Prunable(checkpoint=str(folder), hidden=(), heads=False, skip=(), calibration=0)
 
 
-def _common(what: str, sizes: tuple[int, ...]) -> int:
-    if len(set(sizes)) > 1:
-        raise ValueError(
-            f"The layers of the checkpoint have {sorted(set(sizes))} {what}, expected one number. Choose the "
-            "sizes of each layer by jaxnas.supernet, see docs/pretrained.md."
-        )
-    return sizes[0]
+def _by_layer(
+    pattern: str, sizes: tuple[int, ...], groups: Mapping[str, Any], options: Callable[[int], Iterable[int]]
+) -> dict[str, Choice]:
+    """The choice of a size in each layer: a place for each, or a choice for each if their sizes differ."""
+    named = {pattern.replace("*", str(layer)): size for layer, size in enumerate(sizes)}
+    named = {name: size for name, size in named.items() if name in groups}
+    if len(different := set(named.values())) == 1:
+        return {pattern: Choice(*options(*different))}
+    return {name: Choice(*options(size)) for name, size in named.items()}
 
 
 def _sizes(shares: tuple[float, ...], size: int) -> list[int]:
