@@ -29,8 +29,8 @@ help:
 	@echo "usual Linux build is several GB: the tests that compare with it are skipped, and listed)."
 
 demo: $(VENV)/.installed
-	$(VENV)/bin/python -m experiments.train_supernet --config=autoformer_digits --workdir=runs/demo
-	$(VENV)/bin/python -m experiments.search --config=autoformer_digits --workdir=runs/demo
+	$(VENV)/bin/jaxnas train_supernet --config=autoformer_digits --workdir=runs/demo
+	$(VENV)/bin/jaxnas search --config=autoformer_digits --workdir=runs/demo
 
 # tests/tiers.py says which tests are in which tier.
 PYTEST = $(VENV)/bin/python -m pytest -n $(WORKERS) --dist=loadfile --no-loadscope-reorder --max-worker-restart=0

@@ -32,8 +32,8 @@ from absl import flags
 from jax import lax
 
 import jaxnas
-from experiments import binary
 from jaxnas import files, spaces
+from jaxnas.experiments import binary
 from jaxnas.latency import median_times
 from jaxnas.supernets import ViT
 

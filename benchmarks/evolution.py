@@ -24,8 +24,8 @@ import numpy as np
 from absl import flags
 from scipy import stats
 
-from experiments import binary
 from jaxnas import files, search, tabular
+from jaxnas.experiments import binary
 from jaxnas.tabular.anytime import anytime
 
 _DATA = flags.DEFINE_string("data_dir", None, "Where the tables are; by default $JAXNAS_DATA.")

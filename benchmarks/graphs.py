@@ -24,11 +24,11 @@ from absl import flags
 
 from benchmarks import over_seeds
 from benchmarks.graph_baselines import GAT, GCN
-from experiments import binary
-from experiments import config as config_lib
-from experiments.config import ConfigError
-from experiments.configs import CONFIGS
 from jaxnas import files, load_subnet, tasks
+from jaxnas.experiments import binary
+from jaxnas.experiments import config as config_lib
+from jaxnas.experiments.config import ConfigError
+from jaxnas.experiments.configs import CONFIGS
 from jaxnas.training import EarlyStopping, Options, Training, train_seeds
 
 flags.adopt_module_key_flags(over_seeds)  # so that --help lists them

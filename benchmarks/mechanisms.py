@@ -22,10 +22,10 @@ from absl import flags
 from scipy.stats import kendalltau
 
 from benchmarks import over_seeds
-from experiments import binary
-from experiments.config import ConfigError
-from experiments.configs import CONFIGS
 from jaxnas import runs, search, spaces, tasks, training
+from jaxnas.experiments import binary
+from jaxnas.experiments.config import ConfigError
+from jaxnas.experiments.configs import CONFIGS
 from jaxnas.training import Relaxed, Uniform
 
 flags.adopt_module_key_flags(over_seeds)  # so that --help lists them

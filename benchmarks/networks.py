@@ -22,8 +22,8 @@ import jax.numpy as jnp
 from absl import flags
 
 import jaxnas
-from experiments import binary
 from jaxnas import Choice
+from jaxnas.experiments import binary
 from jaxnas.hf.decoder import Decoder, Form, Rope
 from jaxnas.latency import median_times
 

@@ -4,7 +4,7 @@
   python -m benchmarks.predictors --table=nasbench_graph_cora --predictors=gp,mlp
 
 Kendall's tau-b between predictions and test accuracy of all architectures, trained on the validation accuracy
-of N random ones. Settings were chosen on nasbench_graph_cora. `experiments.compare` counts the evaluations
+of N random ones. Settings were chosen on nasbench_graph_cora. `jaxnas compare` counts the evaluations
 that searches with a predictor need to find the best architecture.
 """
 
@@ -21,8 +21,8 @@ from absl import flags
 from scipy.stats import kendalltau
 from threadpoolctl import threadpool_limits
 
-from experiments import binary, strategies
 from jaxnas import files, predictors, tabular
+from jaxnas.experiments import binary, strategies
 
 _DATA = flags.DEFINE_string("data_dir", None, "Where the tables are; by default $JAXNAS_DATA.")
 _TABLE = flags.DEFINE_enum("table", "nasbench201", tabular.names(), "Table.")

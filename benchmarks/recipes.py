@@ -27,11 +27,11 @@ import numpy as np
 from absl import flags
 from scipy.stats import kendalltau
 
-from experiments import binary
-from experiments import config as config_lib
-from experiments.config import ConfigError
-from experiments.configs import CONFIGS
 from jaxnas import files, training
+from jaxnas.experiments import binary
+from jaxnas.experiments import config as config_lib
+from jaxnas.experiments.config import ConfigError
+from jaxnas.experiments.configs import CONFIGS
 from jaxnas.space import Space
 from jaxnas.training import Attentive, Distillation, Fair, Progressive, Sandwich, Stratified, Uniform
 from jaxnas.training.alone import make_scorer

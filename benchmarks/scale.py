@@ -34,8 +34,8 @@ from jax.sharding import Mesh
 
 import jaxnas
 from benchmarks.collectives import communicated
-from experiments import binary
 from jaxnas import files, spaces, supernets, tasks, training
+from jaxnas.experiments import binary
 from jaxnas.training.mesh import rows_of
 from jaxnas.training.setup import Setup, abstract_state
 from jaxnas.training.step import make_step

@@ -25,8 +25,8 @@ import numpy as np
 from absl import flags
 
 import jaxnas
-from experiments import binary
 from jaxnas import data, files, hf, search, tasks
+from jaxnas.experiments import binary
 from jaxnas.runs.replacing import replacing
 from jaxnas.space import Arch, Space
 from jaxnas.subnet import alone

@@ -28,9 +28,9 @@ import jax.numpy as jnp
 from absl import flags
 
 import jaxnas
-from experiments import binary
-from experiments.configs import CONFIGS
 from jaxnas import Choice, Space, elastic, spaces, subnet, supernets
+from jaxnas.experiments import binary
+from jaxnas.experiments.configs import CONFIGS
 from jaxnas.supernets import hybrid
 
 _NETWORK = flags.DEFINE_enum("network", None, ["convolutions", "swin", "hybrid"], "Network, unless --config.")

@@ -23,10 +23,10 @@ import jax
 from absl import flags
 
 from benchmarks import over_seeds
-from experiments import binary
-from experiments.config import Config, ConfigError
-from experiments.configs import CONFIGS
 from jaxnas import Choice, Space, files, spaces, supernets, tasks, training
+from jaxnas.experiments import binary
+from jaxnas.experiments.config import Config, ConfigError
+from jaxnas.experiments.configs import CONFIGS
 
 flags.adopt_module_key_flags(over_seeds)  # so that --help lists them
 _WORKDIR = flags.DEFINE_string("workdir", None, "Workdir of the search, for found and random search.")

@@ -18,8 +18,8 @@ import jax.numpy as jnp
 from absl import flags
 
 import jaxnas
-from experiments import binary
 from jaxnas import files, spaces, supernets
+from jaxnas.experiments import binary
 from jaxnas.latency import median_times
 
 flags.DEFINE_integer("archs", 8, "Random architectures, beside the interleaved one.")

@@ -2,8 +2,8 @@
 
 Each is trained by its name, and then searched:
 
-python -m experiments.train_supernet --config=my_config.py:pictures --workdir=runs/pictures
-python -m experiments.search --config=my_config.py:pictures --workdir=runs/pictures
+jaxnas train_supernet --config=my_config.py:pictures --workdir=runs/pictures
+jaxnas search --config=my_config.py:pictures --workdir=runs/pictures
 """
 
 import pathlib
@@ -12,8 +12,8 @@ import flax.linen as nn
 import jax.numpy as jnp
 import sklearn.datasets
 
-from experiments.config import Config
 from jaxnas import Choice, Space, data, elastic, runs, spaces, supernets, tasks, training
+from jaxnas.experiments import Config
 
 HERE = pathlib.Path(__file__).parent
 

@@ -64,7 +64,7 @@ def main(folder):
 
     # The same through a binary, here for the sentences; the other names are digits, pictures and book.
     shutil.copy(EXAMPLES / "my_config.py", folder)
-    command = ["experiments.train_supernet", f"--config={folder}/my_config.py:sentences"]
+    command = ["jaxnas.experiments.train_supernet", f"--config={folder}/my_config.py:sentences"]
     paths = [str(EXAMPLES.parent), os.environ.get("PYTHONPATH", "")]
     subprocess.run(
         [sys.executable, "-m", *command, f"--workdir={folder}/run"],

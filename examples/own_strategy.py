@@ -1,6 +1,6 @@
 """A strategy of your own, compared with known ones over many seeds on a table.
 
-    PYTHONPATH=examples python -m experiments.compare --benchmark=own_table:table --seeds=200 \
+    PYTHONPATH=examples jaxnas compare --benchmark=own_table:table --seeds=200 \
         --evaluations=40 --strategies=random,regularized_evolution,own_strategy:marginals --workdir=runs/own
 
 The function of --strategies gets a table and a number of evaluations. This file runs that command itself:
@@ -67,7 +67,7 @@ def marginals(table, evaluations):
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--workdir", default="runs/own_strategy")
-    command = [sys.executable, "-m", "experiments.compare", "--benchmark=own_table:table"]
+    command = [sys.executable, "-m", "jaxnas.experiments.compare", "--benchmark=own_table:table"]
     command += ["--seeds=200", "--evaluations=40", f"--workdir={parser.parse_args().workdir}"]
     command += ["--strategies=random,regularized_evolution,own_strategy:marginals"]
     paths = [str(pathlib.Path(__file__).parent), os.environ.get("PYTHONPATH", "")]

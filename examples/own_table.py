@@ -5,7 +5,7 @@
 Here they are of a grid of small scikit-learn networks; any CSV with a line for each result will do.
 Strategies are compared on it with
 
-    python -m experiments.compare --benchmark=runs/own_table/grid.csv --workdir=runs/own_compare \
+    jaxnas compare --benchmark=runs/own_table/grid.csv --workdir=runs/own_compare \
         --objectives=validation_accuracy=max,test_accuracy=max --seeds=200 --evaluations=30
 """
 

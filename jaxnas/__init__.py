@@ -31,6 +31,7 @@ __all__ = [
     "cost",
     "data",
     "elastic",
+    "experiments",
     "export_subnet",
     "extract",
     "hf",
@@ -54,7 +55,18 @@ __all__ = [
 ]
 
 # Imported when they are first used: `import jaxnas` loads the library and not the laboratory.
-_LATER = ("data", "hf", "predictors", "report", "runs", "supernets", "tabular", "tasks", "training")
+_LATER = (
+    "data",
+    "experiments",
+    "hf",
+    "predictors",
+    "report",
+    "runs",
+    "supernets",
+    "tabular",
+    "tasks",
+    "training",
+)
 
 
 def __getattr__(name: str) -> Any:

@@ -22,8 +22,8 @@ class Done(NamedTuple):
 
 
 def run(binary, *arguments):
-    """What `python -m experiments.<binary> <arguments>` does; or of `benchmarks.<name>`, `tools.<name>`."""
-    name = binary if binary.startswith(("benchmarks.", "tools.")) else f"experiments.{binary}"
+    """What `jaxnas <binary> <arguments>` does; or of `benchmarks.<name>`, `tools.<name>`."""
+    name = binary if binary.startswith(("benchmarks.", "tools.")) else f"jaxnas.experiments.{binary}"
     with pytest.MonkeyPatch.context() as patch:
         patch.delitem(sys.modules, name, raising=False)  # runpy warns of a module that was imported
         return _run(lambda: runpy.run_module(name, run_name="__main__", alter_sys=True), arguments)

@@ -9,7 +9,7 @@ import in_process
 import pytest
 from PIL import Image
 
-from experiments.configs import CONFIGS
+from jaxnas.experiments.configs import CONFIGS
 
 ROOT = pathlib.Path(__file__).parents[1]
 DOCUMENTS = [

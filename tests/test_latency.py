@@ -14,9 +14,9 @@ import small_tasks
 import user_networks
 
 import jaxnas
-from experiments.configs.par import measure_blocks
 from jaxnas import Choice, Space, latency, report, runs, search, spaces, supernets, tasks
 from jaxnas.elastic import Dense, Mixture, fixed, width
+from jaxnas.experiments.configs.par import measure_blocks
 
 SPACE = spaces.par(3)
 ADDED = {"block": {"identity": 0, "feed_forward": 300, "attention": 1000}}

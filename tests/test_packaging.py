@@ -9,7 +9,7 @@ import zipfile
 
 import in_process
 
-from experiments import __main__ as command
+from jaxnas.experiments import __main__ as command
 
 ROOT = pathlib.Path(__file__).parents[1]
 PAGE = [f"jaxnas/report/{name}" for name in ("__init__.py", "page.html", "page.css", "page.js")]
@@ -23,15 +23,15 @@ build_meta.build_editable("editable")
 def test_wheels(tmp_path):
     for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, tmp_path)
-    for name in ("jaxnas/__init__.py", "jaxnas/py.typed", "experiments/__init__.py", *PAGE):
+    for name in ("jaxnas/__init__.py", "jaxnas/py.typed", "jaxnas/experiments/__init__.py", *PAGE):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
     subprocess.run([sys.executable, "-c", BUILD], cwd=tmp_path, check=True, capture_output=True)
     (wheel,), (editable,) = (tmp_path.glob(f"{kind}/*.whl") for kind in ("wheel", "editable"))
     with zipfile.ZipFile(wheel) as found:
-        assert {"jaxnas/py.typed", "experiments/__init__.py", *PAGE} < set(found.namelist())
+        assert {"jaxnas/py.typed", "jaxnas/experiments/__init__.py", *PAGE} < set(found.namelist())
         (entries,) = (name for name in found.namelist() if name.endswith("entry_points.txt"))
-        assert "jaxnas = experiments.__main__:main" in found.read(entries).decode()
+        assert "jaxnas = jaxnas.experiments.__main__:main" in found.read(entries).decode()
     with zipfile.ZipFile(editable) as found:  # A folder on the path: a finder would come behind a clone.
         (path,) = (name for name in found.namelist() if name.endswith(".pth"))
         assert pathlib.Path(found.read(path).decode().strip()) == tmp_path

@@ -14,8 +14,8 @@ import pathlib
 
 from absl import flags
 
-from experiments import binary
-from experiments.config import ConfigError
+from jaxnas.experiments import binary
+from jaxnas.experiments.config import ConfigError
 from jaxnas.hf.families import FAMILIES
 
 _GGUF = flags.DEFINE_string("gguf", None, "The GGUF file.", required=True)

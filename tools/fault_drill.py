@@ -28,8 +28,8 @@ import time
 import numpy as np
 from absl import flags, logging
 
-from experiments import binary
-from experiments.config import ConfigError
+from jaxnas.experiments import binary
+from jaxnas.experiments.config import ConfigError
 from tools.drill.contents import differences
 from tools.drill.runs import FLOWS, OFTEN, ROOT, SAVES, Run, changes
 
@@ -68,7 +68,7 @@ class Drill:
     def start(self, name: str, workdir: pathlib.Path) -> Run:
         """Starts a flow in a workdir."""
         flow, log = FLOWS[name], self.root / f"log-{next(self._logs)}-{name}.txt"
-        command = [sys.executable, "-m", f"experiments.{flow.binary}", *flow.arguments]
+        command = [sys.executable, "-m", f"jaxnas.experiments.{flow.binary}", *flow.arguments]
         together: list[list[str]] = [[]]
         if flow.processes > 1:
             with socket.socket() as free:

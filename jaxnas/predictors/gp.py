@@ -23,7 +23,7 @@ class GaussianProcess:
     times weak log-normal priors, by a fixed number of Adam steps in the logarithm.
 
     On CPUs JAX factors matrices by SciPy's BLAS, whose threads wait for each other on a busy machine: a fit
-    to 100 points then took 320 ms and not 5. `search.run`, `search.run_parallel` and `experiments.compare`
+    to 100 points then took 320 ms and not 5. `search.run`, `search.run_parallel` and `jaxnas compare`
     limit it to one thread. A program of one's own, such as `jax.jit` of `search.scan`, must be called within
     `jaxnas.search.blas.one_thread()`, since threads are no part of a program.
 

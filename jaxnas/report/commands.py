@@ -38,7 +38,7 @@ def command(run: Run, binary: str, *more: str, workdir: str = "DIR") -> str:
     assignments = {text.partition("=")[0].strip(): text for text in (*own, *more)}.values()
     given = [f"--config={config.get(CONFIG, config.get('name'))}", f"--workdir={workdir}"]
     parts = [shlex.quote(one) for one in given] + [f"--set {shlex.quote(one)}" for one in assignments]
-    lines = [f"python -m experiments.{binary}"]
+    lines = [f"jaxnas {binary}"]
     for part in parts:
         if len(lines[-1]) + len(part) < 100:
             lines[-1] += f" {part}"

@@ -19,10 +19,10 @@ import jax
 import pytest
 import tiers
 
-from experiments import config as config_lib
-from experiments import strategies
-from experiments.configs import CONFIGS
 from jaxnas import files, tabular
+from jaxnas.experiments import config as config_lib
+from jaxnas.experiments import strategies
+from jaxnas.experiments.configs import CONFIGS
 
 ROOT = pathlib.Path(__file__).parents[2]
 DIGITS, MORE = "autoformer_digits", ("tiny_shakespeare", "s3_digits")
@@ -64,7 +64,7 @@ SAME += ["subnet/model.safetensors"]
 
 SMALL_PAR = """
 import dataclasses
-from experiments.configs import par
+from jaxnas.experiments.configs import par
 stacks = par.stacks(4)
 recipe = dataclasses.replace(par.TINY_SHAKESPEARE.recipe, reference=stacks["interleaved"])
 CONFIG = dataclasses.replace(par.TINY_SHAKESPEARE, recipe=recipe, architectures=stacks)
@@ -235,19 +235,19 @@ def test_mistakes_are_explained_and_change_nothing(flow, data_dir, tmp_path):
     for binary, more, message in MISTAKES:
         assert message in here(binary, config, workdir, data_dir, more, code=2), binary
     assert sorted(p.name for p in (workdir / "checkpoints").iterdir()) == before
-    assert "experiments.train_supernet" in here("search", config, tmp_path, data_dir, code=2)
+    assert "jaxnas train_supernet" in here("search", config, tmp_path, data_dir, code=2)
 
 
 @pytest.mark.parametrize("binary", ["train_supernet", "search", "retrain", "evaluate", "compare"])
 def test_help_ends_with_examples_that_work_as_they_stand(binary, monkeypatch):
     about, shown = in_process.main(binary, "--help").split("\nExamples:\n")
-    examples = [shlex.split(one) for one in re.findall(r"python -m ((?:.*\\\n)*.*)", shown)]
+    examples = [shlex.split(one) for one in re.findall(r"\bjaxnas ((?:.*\\\n)*.*)", shown)]
     assert len(examples) >= 2
     monkeypatch.syspath_prepend(ROOT / "examples")
-    for module, *options in examples:
+    for name, *options in examples:
         given = [option.removeprefix("--").split("=", 1) for option in options if option.startswith("--")]
         changes = [options[i + 1] for i, option in enumerate(options) if option == "--set"]
-        assert module == f"experiments.{binary}" and all(f"  --{name[0]}:" in about for name in given)
+        assert name == binary and all(f"  --{flag[0]}:" in about for flag in given)
         values = dict(one for one in given if len(one) == 2)
         assert "workdir" in values
         if "config" in values:
@@ -292,7 +292,7 @@ def test_mistyped_flags_are_explained():
 
 SMALL = """
 from small_tasks import net_of, task_of
-from experiments.config import Config
+from jaxnas.experiments import Config
 from jaxnas.training import Training
 settings = Training(steps=6, batch_size=8)
 CONFIG = Config(name="text", task=task_of("text"), network=net_of("text"), training=settings)

@@ -13,9 +13,9 @@ import pytest
 import refusals
 import tiers
 
-from experiments import compare as compare_binary
-from experiments import searches, strategies, tables
 from jaxnas import files, search, tabular
+from jaxnas.experiments import compare as compare_binary
+from jaxnas.experiments import searches, strategies, tables
 from jaxnas.space import Choice, Space
 from jaxnas.tabular import nasbench201, nasbench_graph
 from jaxnas.tabular.anytime import anytime, at_seconds, spent_seconds

@@ -13,11 +13,11 @@ import refusals
 from small_tasks import perceptron, task_of
 
 import jaxnas
-from experiments import config as config_lib
-from experiments import session as session_lib
-from experiments.config import Config, ConfigError
-from experiments.configs import CONFIGS
 from jaxnas import Space, runs, spaces
+from jaxnas.experiments import config as config_lib
+from jaxnas.experiments import session as session_lib
+from jaxnas.experiments.config import Config, ConfigError
+from jaxnas.experiments.configs import CONFIGS
 from jaxnas.report import result
 from jaxnas.tasks import Images
 from jaxnas.training import Fixed, Relaxed, Training, Uniform
@@ -212,7 +212,7 @@ from __future__ import annotations
 
 import dataclasses
 import flax.linen as nn
-from experiments.config import Config
+from jaxnas.experiments import Config
 from jaxnas import Choice, Space, tasks
 from jaxnas.training import Training
 

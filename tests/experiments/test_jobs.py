@@ -8,9 +8,9 @@ import objectives
 import pytest
 from absl import flags
 
-from experiments import binary, config, retrain
-from experiments.configs import CONFIGS
 from jaxnas import executors
+from jaxnas.experiments import binary, config, retrain
+from jaxnas.experiments.configs import CONFIGS
 
 
 def with_flags(monkeypatch, **values):

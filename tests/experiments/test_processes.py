@@ -29,7 +29,7 @@ CONFIG = """
 import flax.linen as nn
 import sklearn.datasets
 
-from experiments.config import Config
+from jaxnas.experiments import Config
 from jaxnas import Choice, Space, data, elastic, runs, search, tasks, training
 
 
@@ -70,7 +70,7 @@ def start(binary, config, workdir, number, *more, devices=4, last=()):
     command = [
         sys.executable,
         "-m",
-        f"experiments.{binary}",
+        f"jaxnas.experiments.{binary}",
         f"--config={config}",
         f"--workdir={workdir}",
         *more,
@@ -218,7 +218,7 @@ def test_a_folder_that_another_process_does_not_see_is_refused_where_files_are_w
 JOINED = """
 import os, signal, sys, time
 from absl import flags
-from experiments import binary
+from jaxnas.experiments import binary
 binary.define_flags({})
 flags.FLAGS(sys.argv)
 try:

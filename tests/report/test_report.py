@@ -54,9 +54,9 @@ def vision(roots, tmp_path):
 HOLDS = {
     "vision": "97.4 % test accuracy|171,850 parameters|69 %|250 evaluations|4,473,920|30,000|200,000|"
     "0.84 points|training.batch_size|0.10.2|cpu (2 cores)|float32 [batch, 8, 8, 1]|model.stablehlo|8 × 8 × 1|"
-    'jaxnas.load_subnet("subnet")|experiments.train_supernet --config=digits|'
-    "experiments.search --config=digits|"
-    "experiments.retrain --config=digits|experiments.evaluate --config=digits",
+    'jaxnas.load_subnet("subnet")|jaxnas train_supernet --config=digits|'
+    "jaxnas search --config=digits|"
+    "jaxnas retrain --config=digits|jaxnas evaluate --config=digits",
     "language": "4.170 nats per token|980,000 parameters|72 %|531,441|best of 16|2 seeds|4.170 ± 0.014|"
     "58.0 %|0.43|after 300 steps|seeds 0 and 1|test perplexity|test bits per byte|rows per second",
     "perturbation": "rise without the option (nats per token)|mechanism 4",

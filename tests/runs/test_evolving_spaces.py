@@ -10,8 +10,8 @@ from refusals import check
 from small_tasks import perceptron
 
 import jaxnas
-from experiments.configs import CONFIGS
 from jaxnas import data, runs, search, tasks
+from jaxnas.experiments.configs import CONFIGS
 from jaxnas.report.result import SampledSpaceOf
 from jaxnas.training import Options, Training, Uniform, fit, make_evaluator
 

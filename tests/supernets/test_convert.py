@@ -170,7 +170,7 @@ def test_gradient_of_the_supernet_is_that_of_pytorch(positions):
 
 CONFIG = """
 import numpy as np
-from experiments.config import Config
+from jaxnas.experiments import Config
 from jaxnas import data, runs, search, spaces, supernets, tasks
 from jaxnas.training import Training
 

@@ -7,8 +7,8 @@ from typing import Any
 import flax.linen as nn
 import jax
 
-from experiments.config import Config
 from jaxnas import Choice, Space, elastic, runs, search, tasks
+from jaxnas.experiments import Config
 from jaxnas.training import Relaxed, Training, Uniform
 
 

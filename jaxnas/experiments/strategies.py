@@ -1,4 +1,4 @@
-"""The strategies that `experiments.compare` knows by name, as functions of a table and a budget."""
+"""The strategies that `jaxnas compare` knows by name, as functions of a table and a budget."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.tables import own_function
 from jaxnas import predictors, search
 from jaxnas.choice import nearest
+from jaxnas.experiments.tables import own_function
 from jaxnas.space import Space
 from jaxnas.tabular import Table, nasbench201, nasbench_graph
 
@@ -245,8 +245,8 @@ def find(name: str) -> Make:
     if ":" not in name:
         if name not in STRATEGIES:
             raise ValueError(
-                f"--strategies: {name!r} is not a strategy{nearest(name, STRATEGIES)} `python -m "
-                "experiments` lists all; module:function is one of your own."
+                f"--strategies: {name!r} is not a strategy{nearest(name, STRATEGIES)} `jaxnas` "
+                "lists all; module:function is one of your own."
             )
         return STRATEGIES[name]
     return own_function("--strategies", name, "from (table, evaluations) to a strategy")

@@ -12,10 +12,10 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from experiments import config as config_lib
-from experiments.config import Config, ConfigError
 from jaxnas import files, processes, runs, search, training
 from jaxnas.cost import Cost
+from jaxnas.experiments import config as config_lib
+from jaxnas.experiments.config import Config, ConfigError
 from jaxnas.report import result
 from jaxnas.space import Arch
 from jaxnas.tasks import Task
@@ -57,7 +57,7 @@ class Session:
         if spaces is None or done <= turns:
             raise FileNotFoundError(
                 f"{workdir} has measured {done} of the {turns + 1} spaces of its evolution. First run "
-                "experiments.train_supernet to its end, with the same --config, --set and --workdir."
+                "jaxnas train_supernet to its end, with the same --config, --set and --workdir."
             )
         return dataclasses.replace(self, net=self.net.clone(space=spaces.space))
 
@@ -85,7 +85,7 @@ class Session:
             step = "no checkpoint" if found is None else f"a checkpoint of step {int(found.state.step)}"
             raise FileNotFoundError(
                 f"{workdir} has {step} of {config.training.steps} steps. First run "
-                "experiments.train_supernet to its end, with the same --config, --set and --workdir."
+                "jaxnas train_supernet to its end, with the same --config, --set and --workdir."
             )
         return found.state
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from experiments.config import Config
-from experiments.configs.image_tasks import augmented_cifar10
 from jaxnas import runs, search, spaces, supernets, tasks
+from jaxnas.experiments import Config
+from jaxnas.experiments.configs.image_tasks import augmented_cifar10
 from jaxnas.search import ShiftRule
 from jaxnas.training import Training
 

@@ -24,8 +24,8 @@ from typing import Any
 import flax.linen as nn
 import jax.numpy as jnp
 
-from experiments import expressions, typed
 from jaxnas import files, runs
+from jaxnas.experiments import expressions, typed
 from jaxnas.report import result
 from jaxnas.space import Space
 from jaxnas.tasks import Task
@@ -122,7 +122,7 @@ def find(registry: Mapping[str, Config], name: str) -> Config:
     if not name.endswith(".py") and not colon:
         if name not in registry:
             raise ConfigError(
-                f"there is no config {name!r}{_near(name, registry, '_')} `python -m experiments` lists all; "
+                f"there is no config {name!r}{_near(name, registry, '_')} `jaxnas` lists all; "
                 "--config=path/to/my_config.py is one of your own"
             )
         return registry[name]
@@ -151,7 +151,7 @@ def find(registry: Mapping[str, Config], name: str) -> Config:
         raise ConfigError(
             f"--config: {path} has no config{f' {wanted!r}' if colon else ''}: set CONFIG = Config(name=..., "
             "task=..., network=..., training=...), or CONFIGS to several, of which --config=path.py:name "
-            f"takes one, with `from experiments.config import Config`{has}"
+            f"takes one, with `from jaxnas.experiments import Config`{has}"
         )
     return config
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
-from experiments.config import Config
 from jaxnas import data, runs, search, spaces, supernets, tasks
+from jaxnas.experiments import Config
 from jaxnas.space import Space
 from jaxnas.training import Relaxed, Training
 

@@ -16,9 +16,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments import strategies as strategies_lib
-from experiments import tables
 from jaxnas import files, search, tabular
+from jaxnas.experiments import strategies as strategies_lib
+from jaxnas.experiments import tables
 from jaxnas.search.blas import one_thread
 from jaxnas.tabular import files as table_files
 

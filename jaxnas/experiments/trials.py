@@ -12,9 +12,9 @@ from typing import Any
 
 import jax
 
-from experiments.configs import CONFIGS
-from experiments.session import Asked
 from jaxnas import runs
+from jaxnas.experiments.configs import CONFIGS
+from jaxnas.experiments.session import Asked
 from jaxnas.space import Arch
 from jaxnas.training import Options
 from jaxnas.training.alone import make_scorer, make_trials

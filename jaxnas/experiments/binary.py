@@ -20,11 +20,11 @@ from typing import Any
 import jax
 from absl import app, flags, logging
 
-from experiments import config as config_lib
-from experiments.config import Config, ConfigError
-from experiments.session import Session, make_session
 from jaxnas import executors, files, processes, training
 from jaxnas.choice import nearest
+from jaxnas.experiments import config as config_lib
+from jaxnas.experiments.config import Config, ConfigError
+from jaxnas.experiments.session import Session, make_session
 from jaxnas.report.commands import CONFIG, SET
 
 STOPPED = 143  # as a shell says of a process that SIGTERM ended

@@ -6,9 +6,9 @@ import dataclasses
 import pathlib
 import re
 
-from experiments.configs import CONFIGS
-from experiments.session import Asked, Session, deciding_of
 from jaxnas import files, runs, training
+from jaxnas.experiments.configs import CONFIGS
+from jaxnas.experiments.session import Asked, Session, deciding_of
 from jaxnas.training.plain import to_dict
 
 

@@ -6,9 +6,9 @@ import dataclasses
 
 import jax.numpy as jnp
 
-from experiments.config import Config
-from experiments.configs.image_tasks import augmented_cifar10
 from jaxnas import runs, search, spaces, supernets, tasks
+from jaxnas.experiments import Config
+from jaxnas.experiments.configs.image_tasks import augmented_cifar10
 from jaxnas.supernets import hybrid
 from jaxnas.training import Distillation, Sandwich, Training
 

@@ -10,8 +10,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from experiments.config import Config
 from jaxnas import latency, runs, spaces, supernets, tasks
+from jaxnas.experiments import Config
 from jaxnas.supernets.transformer_xl_blocks import Context
 from jaxnas.training import Relaxed, Training
 

@@ -1,4 +1,4 @@
-"""The tables that `experiments.compare` knows by name, and those of a user's own."""
+"""The tables that `jaxnas compare` knows by name, and those of a user's own."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def find(
         return _own(name)
     if name not in tabular.names():
         raise ValueError(
-            f"--benchmark={name} is not a table{nearest(name, tabular.names())} `python -m experiments` "
+            f"--benchmark={name} is not a table{nearest(name, tabular.names())} `jaxnas` "
             "lists all; path/to/my.csv or module:function is one of your own."
         )
     return tabular.load(name, data_dir)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from experiments.config import Config
 from jaxnas import hf, runs, tasks
+from jaxnas.experiments import Config
 from jaxnas.training import Distillation, Sandwich, Training
 
 _KL = Distillation(divergence="kl")

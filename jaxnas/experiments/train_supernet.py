@@ -1,0 +1,86 @@
+"""Trains a supernet by the recipe of a config.
+
+  jaxnas train_supernet --config=autoformer_digits --workdir=runs/digits
+  jaxnas train_supernet --config=examples/my_config.py:digits --workdir=runs/mine \\
+      --set training.steps=300
+
+Started again with the same workdir it resumes from the last checkpoint, with the same result.
+Then: jaxnas search with the same --config and --workdir; each --set is kept there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from absl import flags
+
+from jaxnas import report, runs, training
+from jaxnas.experiments import binary
+from jaxnas.experiments.config import one_line, pretty
+from jaxnas.experiments.configs import CONFIGS
+
+
+def _number(count: int) -> str:
+    return f"{count:,}" if count < 10**9 else f"{count:.2e}"
+
+
+def main() -> int:
+    try:
+        train()
+    except training.Stopped as stop:
+        print(report.times_line(stop.trained.times), flush=True)
+        print("stopped and saved; the same command resumes", flush=True)
+        return binary.STOPPED
+    return 0
+
+
+def train() -> None:
+    config, path = binary.read_config(CONFIGS, trains=True, begins=True)
+    print(pretty(config) if flags.FLAGS.verbose else one_line(config, path), flush=True)
+    with training.open_workdir(path) as workdir:
+        session = binary.bring_to_life(config)
+        task, settings = session.task, config.training
+        print(
+            f"{_number(session.net.space.cardinality)} architectures, {task.sizes['train']:,} "
+            f"{task.examples} to train on, {session.mesh.size} device(s)",
+            flush=True,
+        )
+        binary.store(config, workdir, ran=False)
+        lab = runs.Lab(workdir, config.seed, mesh=session.mesh)
+        start, page = session.pretrained, runs.LivePage(task, session.net.space, workdir)
+        page.begin("The network is being checked and compiled; the first figures appear here after that.")
+        if config.evolution is not None:
+            evolved = runs.evolve(task, session.net, settings, config.recipe, config.evolution, lab)
+            session, start = dataclasses.replace(session, net=evolved[0]), evolved[1]
+            page = runs.LivePage(task, session.net.space, workdir)
+        steps = settings.steps
+        try:
+            trained = training.fit(
+                *(task, session.net, settings),
+                recipe=config.recipe,
+                workdir=workdir,
+                seed=config.seed,
+                options=training.Options(
+                    variables=start,
+                    cost=session.costs(workdir),
+                    mesh=session.mesh,
+                    progress=lambda done, _: page.update(
+                        f"The supernet is in training: step {done:,} of {steps:,}.", done, steps
+                    ),
+                ),
+            )
+        except training.Stopped:
+            binary.store(config, workdir, ran=True)
+            raise
+        if config.evolution is not None:
+            runs.measure_last(task, session.net, trained.variables, config.evolution, lab)
+        page.end("The supernet is trained; jaxnas search is next.")
+        binary.store(config, workdir, ran=True)
+    print(report.times_line(trained.times), flush=True)
+    print(f"trained: {int(trained.state.step)} steps, checkpoints in {path}/checkpoints", flush=True)
+
+
+if __name__ == "__main__":
+    binary.define_flags(CONFIGS)
+    flags.DEFINE_boolean("verbose", False, "Print every setting, and not the config's name alone.")
+    binary.run(main)
