@@ -25,7 +25,7 @@ from experiments.config import Config, ConfigError
 from experiments.session import Session, make_session
 from jaxnas import executors, files, processes, training
 from jaxnas.choice import nearest
-from jaxnas.report.commands import CONFIG, SET
+from jaxnas.report.advice import CONFIG, SET
 
 STOPPED = 143  # as a shell says of a process that SIGTERM ended
 CONFIG_FILE = "config.json"

@@ -49,7 +49,8 @@ from experiments import strategies as strategies_lib
 from experiments.config import ConfigError
 from experiments.searches import Searches
 from jaxnas import executors, files, tabular
-from jaxnas.report import comparison, times_line
+from jaxnas.report import times_line
+from jaxnas.report import write as write_page
 from jaxnas.tabular.anytime import anytime, at_seconds, spent_seconds
 from jaxnas.training.progress import Clock, Progress
 from jaxnas.training.workdir import open_workdir
@@ -476,7 +477,7 @@ def main() -> None:
             "strategies": summaries,
         }
         files.write_json(workdir / "comparison.json", result)
-        comparison.write(workdir / "report.html", result)
+        write_page(workdir)
         times = clock.shares("report")
         files.write_json(workdir / "times.json", times)  # of this command: what was done before is read
         print(show(result), times_line(times), f"Open {workdir / 'report.html'}", sep="\n")
