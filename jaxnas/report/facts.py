@@ -84,32 +84,27 @@ def _lead(run: Run) -> list[str]:
     return done
 
 
-def tiles(run: Run) -> list[dict[str, str]]:
-    """The figures that most people look for: "name", "value", "sub" and perhaps "kind"."""
-    metric, found, role, shown = run.metric, run.result.found, run.final_role, []
-    final = findings.final(run)
-
-    def tile(name: str, value: str, sub: str = "", kind: str = "") -> None:
-        shown.append({"name": name, "value": value, "sub": sub, "kind": kind})
-
+def tiles(run: Run) -> list[tuple[str, str, str]]:
+    """The figures that most people look for: name, value, and what is below it."""
+    metric, found, role, final = run.metric, run.result.found, run.final_role, findings.final(run)
     mean, _, spread = final.text(metric, role).partition(" ± ")
     error = findings.standard_error(run, role, final.network, final.value(metric, role))
     sub = [f"± {spread}" if spread else "", final.label.partition(", ")[2]]
     sub += [f"standard error {words.amount_text(metric, error)}"] if error else []
-    tile(words.metric_name(metric, role, unit=True), mean, ", ".join(filter(None, sub)))
+    shown = [(words.metric_name(metric, role, unit=True), mean, ", ".join(filter(None, sub)))]
     for other in run.result.task.metrics[1:3]:
         if (one := final.value(other, role)) is not None:
-            tile(words.metric_name(other, role, unit=True), words.value_text(other, one))
+            shown.append((words.metric_name(other, role, unit=True), words.value_text(other, one), ""))
     for name, cost in found.costs.items():
         times = run.timed.get("milliseconds") if name == LATENCY else None
         sub = "measured; quartiles {0:.3g} and {2:.3g}".format(*times["found"]) if times else ""
-        tile(words.cost_name(name), words.cost_text(times["found"][1] if times else cost), sub)
+        shown.append((words.cost_name(name), words.cost_text(times["found"][1] if times else cost), sub))
     if (part := findings.share(run)) and run.reference is not None:
-        of = f"of its {words.cost_name(run.cost or '')}"
-        tile(f"against the {run.reference.name} network", words.percent(part, 0), of)
+        name, of = f"against the {run.reference.name} network", f"of its {words.cost_name(run.cost or '')}"
+        shown.append((name, words.percent(part, 0), of))
     if is_number(error := found.extraction_error):
-        kind, sign = ("good", "✓ within") if error <= EXACT else ("bad", "✗ above")
-        tile("extraction error", f"{error:.1e}", f"{sign} {EXACT:g}, relative", kind)
+        sign = "✓ within" if error <= EXACT else "✗ above"
+        shown.append(("extraction error", f"{error:.1e}", f"{sign} {EXACT:g}, relative"))
     return shown
 
 
@@ -149,7 +144,7 @@ def _used(run: Run) -> Iterator[Section]:
         code = [("", load), (title, _LOAD_EXPORTED.format(subnet=subnet))]
         notes += [f"Inputs: {result.task.inputs}."] if result.task.inputs else []
         notes.append(f"Preprocessing of inputs and meaning of outputs: {subnet}/preprocessing.json.")
-    yield {"title": "Load the network", "code": code, "notes": notes}
+    yield dict(title="Load the network", code=code, notes=notes)
 
 
 def _found(run: Run) -> Iterator[Section]:

@@ -115,7 +115,7 @@ def summary_lines(workdir: str | os.PathLike) -> list[str]:
     """The last lines on a terminal: what was found, whether it is any good, what to do next, what to open."""
     run, root = read_run(workdir), files.as_path(workdir)
     found = "".join(headline(run))
-    tiles = [f"{x['name']} {x['value']}" + (f" ({x['sub']})" if x["sub"] else "") for x in facts.tiles(run)]
+    tiles = [f"{name} {value}" + (f" ({sub})" if sub else "") for name, value, sub in facts.tiles(run)]
     texts = [f"Found: {found}.", *tiles, *facts.latency_text(run), *facts.gain_text(run)]
     lines = [f"  {line}" if i else line for text in texts for i, line in enumerate(textwrap.wrap(text, 108))]
     for text, code in advice(run, str(root)):
