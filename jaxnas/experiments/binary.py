@@ -25,7 +25,7 @@ from jaxnas.choice import nearest
 from jaxnas.experiments import config as config_lib
 from jaxnas.experiments.config import Config, ConfigError
 from jaxnas.experiments.session import Session, make_session
-from jaxnas.report.commands import CONFIG, SET
+from jaxnas.report.advice import CONFIG, SET
 
 STOPPED = 143  # as a shell says of a process that SIGTERM ended
 CONFIG_FILE = "config.json"

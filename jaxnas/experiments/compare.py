@@ -49,7 +49,8 @@ from jaxnas.experiments import searches as searches_lib
 from jaxnas.experiments import strategies as strategies_lib
 from jaxnas.experiments.config import ConfigError
 from jaxnas.experiments.searches import Searches
-from jaxnas.report import comparison, times_line
+from jaxnas.report import times_line
+from jaxnas.report import write as write_page
 from jaxnas.tabular.anytime import anytime, at_seconds, spent_seconds
 from jaxnas.training.progress import Clock, Progress
 from jaxnas.training.workdir import open_workdir
@@ -476,7 +477,7 @@ def main() -> None:
             "strategies": summaries,
         }
         files.write_json(workdir / "comparison.json", result)
-        comparison.write(workdir / "report.html", result)
+        write_page(workdir)
         times = clock.shares("report")
         files.write_json(workdir / "times.json", times)  # of this command: what was done before is read
         print(show(result), times_line(times), f"Open {workdir / 'report.html'}", sep="\n")

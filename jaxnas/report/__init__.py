@@ -1,21 +1,8 @@
-"""The page of a run, its result file, and the page of a comparison of strategies."""
+"""The page of a run or of a comparison of strategies, and the result file of a run."""
 
-from jaxnas.report import comparison, live, result
-from jaxnas.report.kept import kept_svg
-from jaxnas.report.page import save_png, summary_lines, write
-from jaxnas.report.read import Retrained, Run, read_run
+from jaxnas.report import result
+from jaxnas.report.findings import read_run
+from jaxnas.report.page import save_png, summary_lines, write, write_running
 from jaxnas.training.progress import times_line
 
-__all__ = [
-    "Retrained",
-    "Run",
-    "comparison",
-    "kept_svg",
-    "live",
-    "read_run",
-    "result",
-    "save_png",
-    "summary_lines",
-    "times_line",
-    "write",
-]
+__all__ = ["read_run", "result", "save_png", "summary_lines", "times_line", "write", "write_running"]

@@ -1,137 +1,100 @@
-"""Assessment of a result, and the next steps with their commands or calls."""
+"""Assessment of a result, and the next steps; commands that repeat or resume a run."""
 
 from __future__ import annotations
 
+import itertools
+import shlex
 import statistics
-from typing import NamedTuple
 
-from jaxnas.report import commands, networks, words
-from jaxnas.report.commands import by_binaries, command
-from jaxnas.report.read import Run
+from jaxnas.report import findings, words
+from jaxnas.report.findings import Run
+
+LINEAR = "linear model (logistic regression)"
+# Where `result.config` has what the command line asked for.
+CONFIG, SET = "--config", "--set"
 
 
-class Advice(NamedTuple):
-    """A sentence on the result, and the code that follows from it; "" for none."""
+def commands(run: Run) -> list[str]:
+    """The commands that make a run like this; [] if no config by its name did."""
+    named = isinstance(run.result.config.get("name"), str)
+    return [command(run, binary) for binary in (*_first(run), "retrain", "evaluate")] if named else []
 
-    text: str
-    code: str = ""
+
+def _first(run: Run) -> tuple[str, ...]:
+    """The binaries up to the result; a checkpoint needs no supernet's training."""
+    return ("search",) if run.result.loader and not run.metrics else ("train_supernet", "search")
+
+
+def command(run: Run, binary: str, *more: str, workdir: str = "DIR") -> str:
+    """The command of a binary on this run; `more` are flags, or assignments for --set.
+
+    The binaries behind the first one find its assignments in the workdir, so only that repeats them.
+    """
+    config = run.result.config
+    own = config.get(SET, ()) if binary == _first(run)[0] else ()
+    # The last assignment of a field counts.
+    last = {text.partition("=")[0].strip(): text for text in (*own, *more)}.values()
+    parts = [f"--config={config.get(CONFIG, config.get('name'))}", f"--workdir={workdir}", *last]
+    flags = [("" if one.startswith("--") else f"{SET} ") + shlex.quote(one) for one in parts]
+    return f"jaxnas {binary} {' '.join(flags)}"
 
 
 def still_improving(run: Run) -> float | None:
-    """How much the training loss fell over the last fifth of the training, if that is more than its noise.
-
-    Returns:
-      The fall; 0 where the loss had settled; None where fewer than two losses were recorded.
-    """
-    points = run.series("train", "loss")
-    if len(points) < 2:
+    """How much the training loss fell over its last fifth; 0 within its noise, None of too few losses."""
+    losses = [loss for _, loss in run.series("train", "loss")]
+    half = max(2, len(losses) // 10)
+    if len(losses) < 2 * half:
         return None
-    steps, losses = zip(*points, strict=True)
-    last = min(len(points), max(3, len(points) // 5))
-    line = statistics.linear_regression(steps[-last:], losses[-last:])
-    span = steps[-1] - steps[-last]
-    # Second differences leave nothing of a trend; their deviation is sqrt(6) times the noise's.
-    bends = [abs(a - 2 * b + c) for a, b, c in zip(losses, losses[1:], losses[2:], strict=False)]
-    noise = statistics.median(bends) / 1.65 if bends else 0.0
-    spread = statistics.pstdev(steps[-last:]) * last**0.5
-    fall, whole = -line.slope * span, max(losses) - losses[-1]
-    return fall if fall > max(2 * noise * span / spread, 0.02 * whole) else 0.0
+    before, after = losses[-2 * half : -half], losses[-half:]
+    # A trend is the mean of the differences; their deviation is sqrt(2) times the noise's.
+    noise = statistics.stdev(b - a for a, b in itertools.pairwise(losses[-2 * half :])) / half**0.5
+    fall = statistics.fmean(before) - statistics.fmean(after)
+    return 2 * fall if fall > max(3 * noise, 0.01 * (max(losses) - losses[-1])) else 0.0
 
 
-def advice(run: Run, workdir: str = "DIR") -> list[Advice]:
-    """The verdict on a result and next steps, most important first; commands name the workdir."""
-    return [*_against_linear(run), *_convergence(run), *_alone(run, workdir), *_ranks(run, workdir)]
+def advice(run: Run, workdir: str = "DIR") -> list[tuple[str, str]]:
+    """The verdict on a result and next steps, each with its command, "" for none, and for runs in Python."""
+    steps, settings = [], run.result.config.get("search")
+    found, final, role = run.result.found, findings.final(run), run.final_role
+    value, inherited = final.value(run.metric, role), run.value(found, role)
 
+    def step(text: str, binary: str = "", *more: str, where: str = workdir) -> None:
+        code = command(run, binary, *more, workdir=where) if binary and commands(run) else ""
+        steps.append((text, code))
 
-def _against_linear(run: Run) -> list[Advice]:
-    lead, role = networks.lead_over_linear(run), run.final_role
-    if lead is None or lead > 0:
-        return []
-    if lead == 0:
-        return [Advice(f"A {words.LINEAR} is as good as this network: such data hardly tell networks apart.")]
-    figure = words.value_text(run.metric, run.result.linear[role])
-    text = (
-        f"A {words.LINEAR} is better: {figure} {words.metric_name(run.metric, role)}, ahead by "
-        f"{words.amount_text(run.metric, lead)}. First train for more steps or try another "
-        "learning rate."
-    )
-    return [Advice(text)]
+    linear = run.result.linear.get(role)
+    if value is not None and linear is not None and run.sign * (value - linear) <= 0:
+        ahead = words.amount_text(run.metric, value - linear)
+        text = f"A {LINEAR} is better by {ahead}. First train for more steps or try another learning rate."
+        if value == linear:
+            text = f"A {LINEAR} is as good as this network: such data hardly tell networks apart."
+        step(text)
 
+    last = max((int(line["step"]) for line in run.metrics), default=0)
+    if fall := still_improving(run):
+        text = f"The training had not converged: its loss fell by {fall:.2g} at the end of {last:,} steps. "
+        text += f"Try {2 * last:,} steps in a new workdir."
+        step(text, "train_supernet", f"training.steps={2 * last}", where="NEW")
+    elif fall is not None:
+        step(f"The training converged: the loss did not fall over the last fifth of {last:,} steps.")
 
-def _convergence(run: Run) -> list[Advice]:
-    fall, steps = still_improving(run), commands.steps_of(run)
-    if fall is None:
-        return []
-    if fall:
-        text = f"The training had not converged: its loss fell by {fall:.2g} at the end of {steps:,} steps."
-    elif (networks.lead_over_linear(run) or 0) < 0:  # a learning rate that falls to zero settles any loss
-        text = f"The loss settled in the last fifth of {steps:,} steps, far from what the data give."
-    else:
-        return [
-            Advice(f"The training converged: the loss did not fall over the last fifth of {steps:,} steps.")
-        ]
-    text += f" Try {2 * steps:,} steps in a new workdir:"
-    code = (
-        f"settings = {commands.training_call(run, 2 * steps)}\n"
-        'trained = training.fit(task, net, settings, workdir="NEW")'
-    )
-    if by_binaries(run):
-        code = command(run, "train_supernet", f"training.steps={2 * steps}", workdir="NEW")
-    return [Advice(text, code)]
+    if found.weights == "inherited" and final.network is found:
+        text = "The weights are inherited. Training the network alone usually improves it (runs.retrain)."
+        step(text, "retrain")
+    elif found.weights == "inherited" and final.network.weights == "from scratch":
+        if value is not None and inherited is not None and run.sign * (value - inherited) < 0:
+            text = "Trained from scratch, the network is worse than with inherited weights. Fine-tune those."
+            step(text, "retrain", "--weights=inherited")
 
-
-def _alone(run: Run, workdir: str) -> list[Advice]:
-    found, (value, _, group) = run.result.found, networks.final(run)
-    if found.weights != "inherited":
-        return []
-    text, name, given, more = (
-        "The weights are inherited. Training the network alone usually improves it:",
-        "found",
-        "",
-        "",
-    )
-    if group is not None:
-        inherited = run.value(found, run.final_role)
-        worse = value is not None and inherited is not None and run.sign * (value - inherited) < 0
-        if not worse or group.weights != "from scratch":
-            return []
-        text = "Trained from scratch, the network is worse than with inherited weights. Fine-tune those:"
-        name, given, more = "fine_tuned", ", variables=trained.variables", " --weights=inherited"
-    if by_binaries(run):
-        return [Advice(text, command(run, "retrain", workdir=workdir) + more)]
-    code = (
-        "arch = net.space.from_dict(result.found.architecture)\n"
-        f"alone = {commands.training_call(run, commands.steps_of(run) or 1000)}\n"
-        f'lab = runs.Lab("{workdir}/retrained/{name}", alone=alone)\n'
-        f"runs.retrain(task, net, arch, lab{given})\n"
-        f'runs.publish("{workdir}")  # updates this page and subnet/'
-    )
-    return [Advice(text, code)]
-
-
-def _ranks(run: Run, workdir: str) -> list[Advice]:
-    settings = run.result.config.get("search")
-    if not run.result.searches or run.result.replacements or not isinstance(settings, dict):
-        return []
-    parts, changes, method = [], {}, settings.get("method")
-    own = "dataclasses.replace(settings.method, finalists=5)" if method else "runs.ByStrategy(finalists=5)"
-    if not (method or {}).get("finalists"):
-        changes |= {} if method else {"method": "strategy"}
-        changes["method.finalists"] = 5
-        parts.append("train the five best networks alone and take the best of them")
-    if run.result.ranking is None:
-        changes["ranked"] = 10
-        parts.append("measure on ten networks how well the supernet ranks")
-    if not parts:
-        return []
-    given = [f"method={own}"] if "method.finalists" in changes else []
-    given += ["ranked=10"] if "ranked" in changes else []
-    code = (
-        f"settings = dataclasses.replace(settings, {', '.join(given)})\n"
-        f"alone = {commands.training_call(run, commands.steps_of(run) or 1000)}\n"
-        f'lab = runs.Lab("{workdir}", alone=alone)\n'
-        "runs.search_and_finish(task, net, trained.variables, settings, lab)"
-    )
-    if by_binaries(run):
-        code = command(run, "search", *(f"search.{k}={v}" for k, v in changes.items()), workdir=workdir)
-    return [Advice(f"The search compared networks by inherited weights. To {words.listed(parts)}:", code)]
+    if run.result.searches and not run.result.replacements and isinstance(settings, dict):
+        parts, given, method = [], [], settings.get("method") or {}
+        if not method.get("finalists"):
+            given += [*([] if method else ["search.method=strategy"]), "search.method.finalists=5"]
+            parts.append("train the five best networks alone and take the best of them (finalists=5)")
+        if run.result.ranking is None:
+            given.append("search.ranked=10")
+            parts.append("measure on ten networks how well the supernet ranks (ranked=10)")
+        if parts:
+            text = f"The search compared networks by inherited weights. To trust it, {words.listed(parts)}."
+            step(text, "search", *given)
+    return steps

@@ -1,19 +1,22 @@
-"""The charts of the page of a run, as Vega-Lite specifications."""
+"""The charts of the page of a run, as Vega-Lite specifications: a function for each."""
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
+import statistics
+from collections.abc import Iterator, Sequence
 
 import altair as alt
 
 from jaxnas.report import vega, words
-from jaxnas.report.read import Record, Run
-from jaxnas.report.result import MetricOf, SampledSpaceOf
-from jaxnas.report.vega import Axis, Cell, Spec, bars, heat, lines, thin
+from jaxnas.report.findings import Record, Run
+from jaxnas.report.result import MetricOf, RankingOf, ReplacementsOf, SelectionOf
+from jaxnas.report.vega import Axis, Spec, heat, lines
 
 MOST_DESCRIBED = 4000  # evaluations; of more, only the front has its architectures in the page
 MOST_MOMENTS = 40
+MOST_POINTS = 240  # of a line: more would be closer together than pixels
 
 
 def metric_axis(metric: MetricOf, role: str = "") -> Axis:
@@ -27,9 +30,8 @@ def cost_axis(name: str, most: float) -> Axis:
 
 
 def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
-    """Indices of the (cost, score) points that no other one beats, by increasing cost.
+    """Indices of (cost, score) points of which no other costs no more and scores no less, by increasing cost.
 
-    A point is beaten by another that costs no more and scores no less, and differs in one of them.
     Of equal points the first is kept.
     """
     front, best = [], -math.inf
@@ -43,105 +45,73 @@ def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
 def scatter(run: Run) -> Spec | None:
     """Every evaluated architecture by cost, with the front, the budget and the networks of the result.
 
-    None if no evaluation has a cost and a score. "usermeta" has how many are on the "front", and how many are
-    "outside", much worse than the others.
+    None if no evaluation has a cost and a score. "usermeta" has how many are "outside", much worse than the
+    others: the best 95 % of scores fill the axis.
     """
-    costs = [x for x in dict.fromkeys([run.cost, *run.result.found.costs]) if x]
     scored = [line for line in run.history if words.is_number(line["score"])]
-    costs = [name for name in costs if any(words.is_number(line.get(name)) for line in scored)]
-    if not costs:
+    measured = [name for line in scored[:1] for name, value in line.items() if words.is_number(value)]
+    cost = next((x for x in (run.cost, *run.result.found.costs) if x in measured), None)
+    if cost is None:
         return None
-    cost, *others = costs
     done = [line for line in scored if words.is_number(line.get(cost))]
     front = pareto_front([(line[cost], line["score"]) for line in done])
     known, choices = {*front} if len(done) > MOST_DESCRIBED else {*range(len(done))}, run.result.space.choices
     rows: list[Record] = [
         {"x": line[cost], "y": run.sign * line["score"], "s": words.strategy_name(line["strategy"])}
-        | {"i": line["index"], **{f"c{n}": line.get(name) for n, name in enumerate(others)}}
+        | {"i": line["index"]}
         | ({"a": words.describe(line.get("architecture") or {}, choices)} if i in known else {})
         for i, line in enumerate(done)
     ]
     edge = [{"x": rows[i]["x"], "y": rows[i]["y"]} for i in front]
     edge.append({"x": max(row["x"] for row in rows), "y": edge[-1]["y"]})
-    y_range, named = _networks(run, cost, [run.sign * row["y"] for row in rows])
+
+    scores, named = sorted(line["score"] for line in done), []
+    low, fifth, high = scores[0], scores[len(scores) // 20], scores[-1]
+    low = max(low, high - 2 * (high - fifth)) if high > fifth else low
+    for net in (*run.result.networks, run.result.found):
+        size, value, star = net.costs.get(cost), run.value(net, run.search_role), net is run.result.found
+        if net.name != "random search" and words.is_number(size) and value is not None:
+            named.append({"n": net.name, "x": size, "v": value, "star": star})
+            low, high = min(low, run.sign * value) if star else low, max(high, run.sign * value)
+    span = (high - low) or 0.05 * abs(high) or 0.01
+    least, most = sorted((run.sign * (low - 0.06 * span), run.sign * (high + 0.14 * span)))
+    for row in named:  # one that would be outside stands on the edge
+        row["y"] = min(max(row["v"], least), most)
+
     sizes = [row["x"] for row in (*rows, *named)]
-    log = min(sizes) > 0 and max(sizes) > 8 * min(sizes)
     x = cost_axis(cost, max(sizes))._replace(padding=40)  # labels are cut at the edge
-    x = x._replace(title=f"{x.title} (log scale)", scale="log") if log else x
-    y = metric_axis(run.metric, run.search_role)._replace(range=y_range)
-    names = sorted(dict.fromkeys(row["s"] for row in rows), key=lambda name: name == "random search")
+    if min(sizes) > 0 and max(sizes) > 8 * min(sizes):
+        x = x._replace(title=f"{x.title} (log scale)", scale="log")
+    y = metric_axis(run.metric, run.search_role)._replace(range=(least, most))
     tips = [
         alt.Tooltip("s:N", title="strategy"),
         alt.Tooltip("i:Q", title="evaluation"),
         y.tip("y"),
         x.tip("x"),
     ]
-    tips += [alt.Tooltip(f"c{n}:Q", title=words.cost_name(name), format=",") for n, name in enumerate(others)]
-    places, legend = {"x": x.of(alt.X, "x"), "y": y.of(alt.Y, "y")}, vega.legend()
-    points = (
-        vega.data("points")
-        .mark_point(filled=True, size=50, clip=True)
-        .encode(
-            **places,
-            color=vega.series(names),
-            shape=vega.series(names, alt.Shape),
-            opacity=alt.when(legend).then(alt.value(0.6)).otherwise(alt.value(0.03)),
-            tooltip=[*tips, alt.Tooltip("a:N", title="architecture")],
-        )
+    names = sorted(dict.fromkeys(row["s"] for row in rows), key=lambda name: name == "random search")
+    places = {"x": x.of(alt.X, "x"), "y": y.of(alt.Y, "y")}
+    points = vega.data("points").mark_point(filled=True, size=50, clip=True)
+    points = points.encode(
+        **places,
+        color=vega.series(names),
+        shape=vega.series(names, alt.Shape),
+        opacity=alt.when(vega.LEGEND).then(alt.value(0.6)).otherwise(alt.value(0.03)),
+        tooltip=[*tips, alt.Tooltip("a:N", title="architecture")],
     )
     line = vega.data("front").mark_line(style="front", interpolate="step-after", clip=True).encode(**places)
-    nets, own = vega.data("named").encode(**places), "datum.star"
-    known_tips = [alt.Tooltip("n:N", title="network"), y.tip("v"), x.tip("x")]
-    parts = [points.add_params(legend, vega.zoom()), line]
-    parts.append(
-        nets.mark_point(style="named", filled=True, opacity=1)
-        .transform_filter(f"!{own}")
-        .encode(tooltip=known_tips)
-    )
-    parts.append(
-        nets.mark_point(style="found", filled=True, opacity=1)
-        .transform_filter(own)
-        .encode(tooltip=known_tips)
-    )
+    parts, nets = [points.add_params(vega.LEGEND, vega.ZOOM), line], vega.data("named").encode(**places)
+    for style, which in (("named", "!datum.star"), ("found", "datum.star")):
+        marks = nets.mark_point(style=style, filled=True, opacity=1).transform_filter(which)
+        parts.append(marks.encode(tooltip=[alt.Tooltip("n:N", title="network"), y.tip("v"), x.tip("x")]))
     parts.append(nets.mark_text(style="label", dy=-16).encode(text="n:N"))
-    low, high = (
-        bound if words.is_number(bound) else end
-        for bound, end in zip(run.bounds.get(cost, (None, None)), (min(sizes), max(sizes)), strict=True)
-    )
-    budget = [{"x": low, "x2": high, "t": "budget"}] if cost in run.bounds else []
-    if budget:
-        area = vega.data("budget").encode(x="x:Q")
-        parts.insert(0, area.mark_rect(style="band", clip=True).encode(x2="x2:Q"))
-        parts.append(area.mark_text(style="under", align="left", dx=6, y=10).encode(text="t:N"))
+    low, high = run.bounds.get(cost, (None, None))
+    ends = {"x": min(sizes) if low is None else low, "x2": max(sizes) if high is None else high}
+    budget, area = [ends] if cost in run.bounds else [], vega.data("budget").encode(x="x:Q")
+    parts.insert(0, area.mark_rect(style="band", clip=True).encode(x2="x2:Q"))
+    parts.append(area.mark_text(style="under", align="left", dx=6, y=10, text="budget"))
     spec = vega.make(alt.layer(*parts), 420, points=rows, front=edge, named=named, budget=budget)
-    outside = sum(not y_range[0] <= row["y"] <= y_range[1] for row in rows)
-    return spec | {"usermeta": {"front": len(front), "outside": outside}}
-
-
-def _networks(run: Run, cost: str, scores: Sequence[float]) -> tuple[tuple[float, float], list[Record]]:
-    """The range of the metric, which the best 95 % of scores fill, and the networks with labels.
-
-    Far worse evaluations are outside; a network that would be outside stands on the edge.
-    """
-    nets = [
-        (net, net.costs.get(cost), run.value(net, run.search_role))
-        for net in (*run.result.networks, run.result.found)
-    ]
-    shown = [
-        (n, x, y) for n, x, y in nets if n.name != "random search" and words.is_number(x) and y is not None
-    ]
-    worst, fifth, best = min(scores), sorted(scores)[len(scores) // 20], max(scores)
-    low = best - 1.6 * (best - fifth) if best - worst > 2.5 * (best - fifth) > 0 else worst
-    own = [run.sign * y for net, _, y in shown if net is run.result.found or run.sign * y > low]
-    low, high = min([low, *own]), max([best, *own])
-    span = (high - low) or 0.05 * abs(high) or 0.01
-    ends = sorted((run.sign * (low - 0.06 * span), run.sign * (high + 0.14 * span)))
-    rows = []
-    for net, x, y in shown:
-        name = net.name if run.is_extreme(net.name) else f"{net.name} options"
-        row = {"n": name, "x": x, "y": min(max(y, ends[0]), ends[1]), "v": y, "star": net is run.result.found}
-        rows.append(row)
-    return (ends[0], ends[1]), rows
+    return spec | {"usermeta": {"outside": sum(not least <= row["y"] <= most for row in rows)}}
 
 
 def best_so_far(run: Run) -> Spec | None:
@@ -149,149 +119,132 @@ def best_so_far(run: Run) -> Spec | None:
     rows: list[Record] = []
     late = []
     for name in dict.fromkeys(line["strategy"] for line in run.history):
-        best, own = -math.inf, []
-        for i, line in enumerate(run.strategy(name), 1):
-            best = max(best, line["score"] if words.is_number(line["score"]) else best)
-            own += (
-                [{"s": words.strategy_name(name), "x": i, "y": run.sign * best}]
-                if math.isfinite(best)
-                else []
-            )
-        # A line in steps looks the same without the points inside a flat run.
-        rows += [p for i, p in enumerate(own) if i in (0, len(own) - 1) or p["y"] != own[i - 1]["y"]]
-        late += [own[i]["y"] for i in (min(len(own) - 1, len(own) // 25), -1)] if own else []
-    if not rows:
+        scores = [line["score"] for line in run.history if line["strategy"] == name]
+        known = (score if words.is_number(score) else -math.inf for score in scores)
+        best = [run.sign * score for score in itertools.accumulate(known, max)]
+        ends = (0, len(best) - 1)  # a line in steps looks the same without the points inside a flat run
+        kept = [i for i, y in enumerate(best) if math.isfinite(y) and (i in ends or y != best[i - 1])]
+        rows += [{"s": words.strategy_name(name), "x": i + 1, "y": best[i]} for i in kept]
+        late += [best[i] for i in (len(best) // 25, -1) if math.isfinite(best[i])]
+    if not late:
         return None
     # The first evaluations may be far worse than all others: they may leave the plot.
     pad = 0.1 * (max(late) - min(late)) or 0.05 * abs(max(late)) or 1.0
     y = metric_axis(run.metric, run.search_role)
     y = y._replace(title=f"best {y.title} so far", range=(min(late) - pad, max(late) + pad))
     rows.sort(key=lambda row: row["s"] == "random search")
-    return lines(rows, Axis("evaluations", "~s"), y, steps=True, height=260)
+    return lines(rows, Axis("evaluations", "~s"), y, steps=True)
 
 
 def training(run: Run) -> dict[str, Spec]:
     """The metric of the watched networks by step, and a chart of each number that was logged; by name."""
     metric, found, step = run.metric, {}, Axis("training step", "~s")
-    watched = [
-        ("validation", metric.name, "validation"),
-        ("search", f"largest_{metric.name}", "largest subnet"),
-    ]
-    watched += [("search", f"random_{metric.name}_mean", "random subnets, mean and range")]
-    watched += [("search", f"smallest_{metric.name}", "smallest subnet")]
+    watched = {
+        "validation": ("validation", metric.name),
+        "largest subnet": ("search", f"largest_{metric.name}"),
+        "random subnets, mean and range": ("search", f"random_{metric.name}_mean"),
+        "smallest subnet": ("search", f"smallest_{metric.name}"),
+    }
     low, high = (dict(run.series("search", f"random_{metric.name}_{end}")) for end in ("min", "max"))
-    rows = [{"s": label, "x": x, "y": y} for split, key, label in watched for x, y in run.series(split, key)]
-    for row in rows:
-        if row["s"].startswith("random") and row["x"] in low and row["x"] in high:
-            row |= {"low": low[row["x"]], "high": high[row["x"]]}
+    rows = []
+    for name, (split, key) in watched.items():
+        ends = low.keys() & high.keys() if name.startswith("random") else ()
+        for x, y in run.series(split, key):
+            rows.append({"s": name, "x": x, "y": y} | ({"low": low[x], "high": high[x]} if x in ends else {}))
     if rows:
-        batches = thin(run.series("train", metric.name))
-        rows += [{"s": "training batches", "x": x, "y": y} for x, y in batches]
-        found["watched"] = lines(rows, step, metric_axis(metric))
+        points = _thin(run.series("train", metric.name))
+        rows += [{"s": "training batches", "x": x, "y": y} for x, y in points]
+        found["watched"] = lines(rows, step, metric_axis(metric), height=300)
     logged = ("search_loss", "temperature", "entropy", "confidence", "expected_cost", "learning_rate")
     metrics = {one.name: one for one in run.result.task.metrics if not (rows and one is metric)}
     for key in dict.fromkeys(("loss", *metrics, *logged)):
-        points = [{"s": key, "x": x, "y": y} for x, y in thin(run.series("train", key))]
         y = metric_axis(metrics[key], "training") if key in metrics else Axis(words.plain(key))
-        found |= {f"curve-{key}": lines(points, step, y, height=180)} if points else {}
+        if points := [{"s": key, "x": x, "y": y} for x, y in _thin(run.series("train", key))]:
+            found[f"curve-{key}"] = lines(points, step, y, height=180)
     return found
 
 
-def probabilities(run: Run) -> tuple[dict[str, Spec], list[int]]:
+def _thin(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """At most `MOST_POINTS` points: means over runs of neighbors of equal length."""
+    size = max(1, -(-len(points) // MOST_POINTS))
+    parts = [points[i : i + size] for i in range(0, len(points), size)]
+    return [(statistics.fmean(x for x, _ in part), statistics.fmean(y for _, y in part)) for part in parts]
+
+
+def probabilities(run: Run, selection: SelectionOf) -> tuple[dict[str, Spec], list[int]]:
     """The probabilities of options over the search, a chart for each choice, and the steps shown."""
-    selection, choices = run.result.selection, run.result.space.choices
-    assert selection is not None
-    names = selection.probabilities.keys()
+    names, found = selection.probabilities.keys(), {}
     logged = [(int(line["step"]), line["probabilities"]) for line in run.of_split("architecture")]
     moments = [one for one in logged if one[0] < selection.steps and one[1].keys() == names]
     moments.append((selection.steps, selection.probabilities))
     moments = moments[::-1][:: -(-len(moments) // MOST_MOMENTS)][::-1]  # the last one is always there
-    charts = {}
     for name in names:
-        cells, choice, plain = [], choices[name], words.plain(name)
-        for number, (step, values) in enumerate(moments):
+        cells, choice, plain = [], run.result.space.choices[name], words.plain(name)
+        for moment, (step, values) in enumerate(moments):
             for position, row in enumerate(values[name] if "length" in choice else [values[name]]):
-                options = [words.plain(one) for one in words.options_of(choice, position)]
+                options = words.options_of(choice, position)
                 place = f"{position + 1}" if "length" in choice else plain
-                for i in reversed(range(len(row))):
-                    option = options[i] if i < len(options) else "no option"
-                    label = f"option {i + 1}" if choice.get("per_position") else option
-                    text = f"{100 * row[i]:.0f}" if row[i] == max(row) else ""
+                for i, value in reversed([*enumerate(row)]):
+                    option = words.plain(options[i]) if i < len(options) else "no option"
+                    cell = {"x": place, "y": f"option {i + 1}" if choice.get("per_position") else option}
+                    cell |= {"value": value, "text": f"{100 * value:.0f}" if value == max(row) else ""}
                     cells.append(
-                        Cell(place, label, row[i], text, f"{plain} {place}: {option}, step {step:,}", number)
+                        cell | {"name": f"{plain} {place}: {option}, step {step:,}", "moment": moment}
                     )
-        charts[name] = heat(cells, "probability", len(moments))
-    return charts, [step for step, _ in moments]
+        found[name] = heat(cells, "probability", len(moments)) | {"title": plain}
+    return found, [step for step, _ in moments]
 
 
-def ranking(run: Run) -> Spec | None:
-    """The metric after training alone by the inherited one; None where it was not measured."""
-    of = run.result.ranking
-    every = [] if of is None else zip(of.architectures, of.inherited, of.alone, strict=True)
+def ranking(run: Run, ranking: RankingOf) -> Spec | None:
+    """The metric after training alone by the inherited one; None where no training ended."""
+    choices, axis = run.result.space.choices, metric_axis(run.metric, ranking.role)
     rows = [
-        {"x": a, "y": b, "a": words.describe(architecture, run.result.space.choices)}
-        for architecture, a, b in every
-        if words.is_number(a) and words.is_number(b)
+        {"x": inherited, "y": alone, "a": words.describe(architecture, choices)}
+        for architecture, inherited, alone in zip(
+            ranking.architectures, ranking.inherited, ranking.alone, strict=True
+        )
+        if words.is_number(inherited) and words.is_number(alone)
     ]
-    if of is None or not rows:
-        return None
-    axis = metric_axis(run.metric, of.role)
     x, y = (axis._replace(title=f"{axis.title}, {kind}") for kind in ("inherited", "alone"))
+    chart = vega.data("ranked").mark_point(filled=True, size=80, opacity=0.85).add_params(vega.ZOOM)
     tips = [x.tip("x"), y.tip("y"), alt.Tooltip("a:N", title="architecture")]
-    chart = vega.data("ranked").mark_point(filled=True, size=80, opacity=0.85).encode(tooltip=tips)
-    return vega.make(
-        chart.encode(x=x.of(alt.X, "x"), y=y.of(alt.Y, "y")).add_params(vega.zoom()), 320, ranked=rows
-    )
+    chart = chart.encode(x=x.of(alt.X, "x"), y=y.of(alt.Y, "y"), tooltip=tips)
+    return vega.make(chart, 320, ranked=rows) if rows else None
 
 
-def latency(run: Run) -> Spec | None:
-    """The median latency of each timed network with its quartiles; None where none was timed."""
-    times = run.timed.get("milliseconds", {})
-    rows = [{"s": name, "low": low, "x": x, "high": high} for name, (low, x, high) in times.items()]
-    return bars(rows, "latency (ms), median and quartiles") if rows else None
+def budgets(record: ReplacementsOf) -> dict[str, Spec]:
+    """The loss of the metric by budget, estimated and measured; {} for one budget."""
+    points = sorted((record.found, *record.others), key=lambda one: one.cost)
+    kinds = {"measured": "measured", "sum of replacements": "estimated"}
+    rows = [{"s": s, "x": one.cost, "y": getattr(one, key)} for s, key in kinds.items() for one in points]
+    x, y = cost_axis(record.budget, points[-1].cost), Axis(f"{record.metric} ({record.unit})")
+    return {"budgets": lines(rows, x, y)} if len(points) > 1 else {}
 
 
-def budgets(run: Run) -> Spec | None:
-    """The loss of the metric by budget, estimated and measured; None for a run by another method."""
-    record = run.result.replacements
-    points = [] if record is None else sorted((record.found, *record.others), key=lambda one: one.cost)
-    if record is None or len(points) < 2:
-        return None
-    kinds = (("measured", "measured"), ("estimated", "sum of replacements"))
-    rows = [{"s": label, "x": one.cost, "y": getattr(one, key)} for key, label in kinds for one in points]
-    return lines(
-        rows, cost_axis(record.budget, points[-1].cost), Axis(f"{record.metric} ({record.unit})"), height=280
-    )
-
-
-def errors(spaces: Sequence[SampledSpaceOf], error: Axis) -> Spec:
+def errors(run: Run) -> Spec:
     """The share of the sampled architectures of each space that have at most some error."""
-    rows = []
-    for one in spaces:
+    rows, axis = [], metric_axis(run.metric, run.search_role)
+    for one in run.result.spaces:
         ordered, most = sorted(one.errors), min(100, len(one.errors))
         places = [round(i * (len(ordered) - 1) / max(most - 1, 1)) for i in range(most)]
         rows += [{"s": one.name, "x": ordered[i], "y": (i + 1) / len(ordered)} for i in places]
-    return lines(rows, error, Axis("share of the architectures", "%", range=(0, 1)), height=260)
+    error = axis if run.metric.direction == "min" else axis._replace(title=f"{run.search_role} error")
+    return lines(rows, error, Axis("share of the architectures", "%", range=(0, 1)))
 
 
-def shifts(spaces: Sequence[SampledSpaceOf]) -> dict[str, Spec]:
-    """The options of each choice that could move, space by space; by choice."""
-    found, names = {}, [one.name for one in spaces]
+def shifts(run: Run) -> Iterator[Spec]:
+    """The options of each choice that could move, space by space, with the slopes of the error."""
+    spaces, metric = run.result.spaces, run.metric
     for name in dict.fromkeys(shift.name for one in spaces for shift in one.shifts):
-        rows, options = [], next(x.old for one in spaces for x in one.shifts if x.name == name)
+        own = {one.name: shift for one in spaces for shift in one.shifts if shift.name == name}
+        cells, slopes, options = [], [], next(iter(own.values())).old
         for one in spaces:
-            shift = next((shift for shift in one.shifts if shift.name == name), None)
-            options = options if shift is None else shift.old
-            rows += [{"s": one.name, "x": option} for option in options]
-            options = options if shift is None else shift.new
-        ticks = alt.Axis(values=sorted({row["x"] for row in rows}), format="~g")
-        base = vega.data("options").properties(title=words.plain(name))
-        base = base.encode(
-            x=alt.X("x:Q", title=None, axis=ticks).scale(zero=False),
-            y=alt.Y("s:N", sort=names, title=None),
-            color=alt.Color("s:N", legend=None).scale(domain=names),
-            tooltip=[alt.Tooltip("s:N", title="space"), alt.Tooltip("x:Q", title="option")],
-        )
-        marks = [base.mark_line(opacity=0.4, strokeWidth=5), base.mark_point(filled=True, size=80, opacity=1)]
-        found[name] = vega.make(alt.layer(*marks), 26 * len(names) + 10, options=rows)
-    return found
+            cells += [{"x": option, "y": one.name, "text": f"{option:g}", "value": 0.5} for option in options]
+            if x := own.get(one.name):
+                rise = words.difference_text(metric, x.slope * x.step).split()[0].lstrip("±")
+                spread = words.amount_text(metric, x.standard_error * x.step)
+                slopes.append(f"{one.name}: {rise} ± {spread}, step {words.show(x.step)}")
+                options = x.new
+        cells = [cell | {"name": f"{words.plain(name)} in {cell['y']}"} for cell in cells]
+        spec = heat(cells, "option", columns=sorted({cell["x"] for cell in cells}))
+        yield spec | {"title": {"text": words.plain(name), "subtitle": slopes}}

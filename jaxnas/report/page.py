@@ -6,6 +6,7 @@ clock, no path and no chance, so that a resumed run and an uninterrupted one giv
 
 from __future__ import annotations
 
+import datetime
 import functools
 import importlib.metadata
 import json
@@ -18,35 +19,59 @@ import jinja2
 import vl_convert
 
 from jaxnas import files
-from jaxnas.report import advice, facts, networks, vega, words
-from jaxnas.report.read import read_run
-
-_HERE = pathlib.Path(__file__).parent
+from jaxnas.report import comparison, facts, vega, words
+from jaxnas.report.advice import advice
+from jaxnas.report.findings import headline, read_run, read_so_far
+from jaxnas.report.result import Result
 
 
 def write(workdir: str | os.PathLike) -> pathlib.Path:
-    """Writes report.html of a finished run and returns its path; see `read_run` for the files and errors."""
+    """Writes report.html of a finished run, or of a comparison of strategies, and returns its path.
+
+    Raises:
+      FileNotFoundError: there is neither result.json nor comparison.json.
+      ValueError: a file is damaged; the message names it, and the line or the field.
+    """
     path = files.as_path(workdir) / "report.html"
-    files.write_text(path, render(facts.facts(read_run(workdir))))
+    files.write_text(path, render(_facts(workdir)))
     return path
+
+
+def _facts(workdir: str | os.PathLike) -> facts.Facts:
+    path = files.as_path(workdir) / "comparison.json"
+    return comparison.facts_of(files.read_json(path)) if path.is_file() else facts.facts(read_run(workdir))
+
+
+def write_running(workdir: str | os.PathLike, result: Result, doing: str, reload: int | None = 5) -> None:
+    """Writes report.html of a run that goes on; the page of the finished run replaces it.
+
+    Args:
+      workdir: of the run, with metrics.jsonl and search/history.jsonl as far as they were written.
+      result: the task, the space and the searches that have begun; the first one is what the run is for.
+      doing: what the run is doing, as a sentence.
+      reload: seconds after which a browser reads the page again; None for a page that stays.
+    """
+    if reload is not None:
+        now = datetime.datetime.now().astimezone().strftime("%H:%M:%S")
+        doing += f" This page was written at {now} and reads itself again every {reload} seconds."
+    page = render(facts.facts(read_so_far(workdir, result), doing), reload)
+    files.write_text(files.as_path(workdir) / "report.html", page)
 
 
 def render(page: facts.Facts, reload: int | None = None) -> str:
     """The text of a page with these facts; with `reload` a browser reads it again after so many seconds."""
-    specs = {name: spec for one in page["sections"] for name, spec in one.get("charts", {}).items()}
+    specs = facts.charts_of(page)
     data = {"themes": {"light": vega.theme(), "dark": vega.theme(dark=True)}, "charts": specs}
     # No text of a user can end the element that holds it.
-    encoded = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False).replace(
-        "<", "\\u003c"
-    )
-    return _template().render(page=page, data=encoded, reload=reload, library=library() if specs else "")
+    encoded = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    encoded, template = encoded.replace("<", "\\u003c"), _templates().get_template("page.html")
+    return template.render(page=page, data=encoded, reload=reload, library=library() if specs else "")
 
 
 @functools.cache
-def _template() -> jinja2.Template:
-    loader = jinja2.FileSystemLoader(_HERE)
-    environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    return environment.get_template("page.html")
+def _templates() -> jinja2.Environment:
+    loader = jinja2.FileSystemLoader(pathlib.Path(__file__).parent)
+    return jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
 
 
 @functools.cache
@@ -64,40 +89,36 @@ def library() -> str:
 
 
 def _bundle() -> str:
-    script = vl_convert.javascript_bundle("window.vegaEmbed=vegaEmbed;")
-    return re.sub("</(?=script)", r"<\\/", script)
+    return re.sub("</(?=script)", r"<\\/", vl_convert.javascript_bundle("window.vegaEmbed=vegaEmbed;"))
 
 
 def save_png(workdir: str | os.PathLike, path: str | os.PathLike, chart: str = "scatter") -> None:
-    """Draws a chart of a run's page as a PNG, 1600 pixels wide.
+    """Draws a chart of a page as a PNG, 1600 pixels wide.
 
     Args:
-      workdir: of a finished run.
+      workdir: of a finished run or of a comparison; see `write`.
       path: of the PNG.
-      chart: its name on the page, as "scatter", "search" or "watched".
+      chart: its name on the page, as "scatter", "search" or "watched", or "reported" of a comparison.
 
     Raises:
-      FileNotFoundError: there is no result.json.
-      ValueError: a file is damaged, or the page has no such chart; the message names those it has.
-      OSError: the path cannot be written.
+      ValueError: the page has no such chart; the message names those it has.
     """
-    page = facts.facts(read_run(workdir))
-    specs = {name: spec for one in page["sections"] for name, spec in one.get("charts", {}).items()}
+    page = _facts(workdir)
+    specs = facts.charts_of(page)
     if chart not in specs:
         has = ", ".join(specs) or "none"
         raise ValueError(f"The page of {os.fspath(workdir)} has no chart {chart!r}; its charts are: {has}.")
-    files.write_bytes(path, vega.to_png(specs[chart], f"{page['title']} on {page['task']}"))
+    files.write_bytes(path, vega.to_png(specs[chart], f"{page['title']} – {page['eyebrow']}"))
 
 
 def summary_lines(workdir: str | os.PathLike) -> list[str]:
     """The last lines on a terminal: what was found, whether it is any good, what to do next, what to open."""
     run, root = read_run(workdir), files.as_path(workdir)
-    found = "".join(networks.headline(run))
-    tiles = [f"{x['name']} {x['value']}" + (f" ({x['sub']})" if x["sub"] else "") for x in facts.tiles(run)]
+    found = "".join(headline(run))
+    tiles = [f"{name} {value}" + (f" ({sub})" if sub else "") for name, value, sub in facts.tiles(run)]
     texts = [f"Found: {found}.", *tiles, *facts.latency_text(run), *facts.gain_text(run)]
     lines = [f"  {line}" if i else line for text in texts for i, line in enumerate(textwrap.wrap(text, 108))]
-    for one in advice.advice(run, str(root)):
-        lines += textwrap.wrap(one.text, 108, break_on_hyphens=False)
-        lines += [f"    {line}" for line in one.code.splitlines()]
+    for text, code in advice(run, str(root)):
+        lines += [*textwrap.wrap(text, 108, break_on_hyphens=False), *([f"    {code}"] if code else [])]
     lines += [f"Network: {root / run.result.subnet}", f"Open {root / 'report.html'}"]
     return [line.replace(words.NBSP, " ") for line in lines]

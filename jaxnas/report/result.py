@@ -1,14 +1,8 @@
-"""The result of a run, result.json: one schema with a version.
-
-The schema knows no kind of data, and no search method but for the record of how a space moved. A page shows
-what is there: probabilities where a search had architecture parameters, candidates where some were trained
-alone, and so on.
-"""
+"""The result of a run, result.json: one schema with a version, for all kinds of data and search methods."""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 import os
 import pathlib
@@ -22,7 +16,6 @@ from jaxnas.search import Shift
 
 VERSION = 1
 NAME = "result.json"
-_JSON = {Mapping: "an object", list: "a list", float: "a number", str: "a text", int: "a whole number"}
 # What a run calls its own networks.
 OWN_NAMES = ("found", "best inherited", "random search", "smallest", "largest")
 
@@ -215,9 +208,7 @@ def read(workdir: str | os.PathLike) -> Result:
     version = values.get("version") if isinstance(values, dict) else None
     again = "Run the search or the retraining again in its workdir, which writes it anew."
     if version != VERSION:
-        raise ValueError(
-            f"{path} has version {version!r} of the result; this jaxnas reads {VERSION}. {again}"
-        )
+        raise ValueError(f"{path} has version {version!r} of the result, not {VERSION} as here. {again}")
     if values.pop("sha256", None) != _digest(values):
         raise ValueError(f"{path} was changed after it was written. {again}")
     return parse(values, Result, path)
@@ -228,46 +219,26 @@ def _digest(values: Any) -> str:
 
 
 def parse(value: Any, kind: Any, path: str | pathlib.Path) -> Any:
-    """Converts a JSON value to a type, such as a dataclass.
-
-    Fields that the type does not have are left out, as those of a later version.
-
-    Raises:
-      ValueError: it holds something else; the message names the file and the field.
-    """
+    """A JSON value as a type, such as a dataclass, without fields of a later version, or a ValueError."""
     try:
-        return _as(value, kind, "this")
-    except ValueError as error:
-        raise ValueError(
-            f"{path}: {error}. Bring the file back, or delete it and run again what writes it."
-        ) from error
+        return _as(value, kind)
+    except (AttributeError, TypeError, ValueError) as error:
+        again = "Bring the file back, or delete it and run again what writes it."
+        raise ValueError(f"{path} holds something else than expected: {error}. {again}") from error
 
 
-def _as(value: Any, kind: Any, where: str) -> Any:
+def _as(value: Any, kind: Any) -> Any:
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
-        return None if value is None else _as(value, args[0], where)
-    plain: Any = Mapping if dataclasses.is_dataclass(kind) else list if origin is tuple else origin or kind
-    wanted: Any = (int, float) if plain is float else plain
-    if plain is not Any and not isinstance(value, wanted):
-        raise ValueError(f"{where} should be {_JSON.get(plain, plain.__name__)}, found {value!r:.80}")
+        return None if value is None else _as(value, args[0])
     if dataclasses.is_dataclass(kind):
-        hints, required = _fields(kind)
-        if lost := [name for name in required if name not in value]:
-            raise ValueError(f"{where} lacks {', '.join(map(repr, lost))}")
-        return kind(**{name: _as(x, hints[name], repr(name)) for name, x in value.items() if name in hints})
+        hints = typing.get_type_hints(kind)
+        return kind(**{name: _as(x, hints[name]) for name, x in value.items() if name in hints})
     if origin is tuple:
         kinds = args[:1] * len(value) if args[-1] is Ellipsis else args
-        if len(kinds) != len(value):
-            raise ValueError(f"{where} should have {len(kinds)} items, found {value!r:.80}")
-        return tuple(
-            _as(x, one, f"{where}[{i}]") for i, (x, one) in enumerate(zip(value, kinds, strict=True))
-        )
-    return {k: _as(x, args[1], f"{where}[{k!r}]") for k, x in value.items()} if origin else value
-
-
-@functools.cache
-def _fields(kind: Any) -> tuple[dict[str, Any], list[str]]:
-    """The types of the fields of a dataclass, and those without a default."""
-    required = [x.name for x in dataclasses.fields(kind) if x.default is x.default_factory]
-    return typing.get_type_hints(kind), required
+        return tuple(_as(x, one) for x, one in zip(value, kinds, strict=True))
+    if origin is Mapping:
+        return {name: _as(x, args[1]) for name, x in value.items()}
+    if kind is not Any and not isinstance(value, (int, float) if kind is float else kind):
+        raise TypeError(f"{value!r:.80} is no {kind.__name__}")
+    return value

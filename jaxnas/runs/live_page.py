@@ -9,8 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from jaxnas import files, processes, report
-from jaxnas.report import result
-from jaxnas.report.result import SearchOf
+from jaxnas.report.result import NAME, Network, Result, SearchOf
 from jaxnas.runs.describe import describe_space, describe_task
 from jaxnas.space import Space
 from jaxnas.tasks import Task
@@ -29,7 +28,7 @@ class LivePage:
       workdir: whose metrics.jsonl and search/history.jsonl are shown.
       every: least seconds between two pages.
       searches: those that have begun.
-      network: see `jaxnas.report.live.write`.
+      network: of a network of `jaxnas.supernet`, what its `described` gives: the page draws its sizes.
       clock: seconds, for tests.
     """
 
@@ -45,7 +44,7 @@ class LivePage:
 
     def begin(self, doing: str) -> None:
         """Writes the page before anything is recorded; the page of a result is left as it is."""
-        if not (files.as_path(self.workdir) / result.NAME).exists():
+        if not (files.as_path(self.workdir) / NAME).exists():
             self._write(doing, reload=max(1, round(self.every)))
 
     def update(self, doing: str, done: int = 0, total: int = 0) -> None:
@@ -69,12 +68,17 @@ class LivePage:
 
         A run that was killed behind its last step writes it when it is started again.
         """
-        if self._due is not None or not (files.as_path(self.workdir) / result.NAME).exists():
+        if self._due is not None or not (files.as_path(self.workdir) / NAME).exists():
             self._write(doing, reload=None)
 
     def _write(self, doing: str, reload: int | None) -> None:
         if not processes.is_first():
             return
-        task, space = describe_task(self.task), describe_space(self.space)
-        known = dict(searches=self.searches, network=self.network, reload=reload)
-        report.live.write(self.workdir, task, space, doing, **known)
+        result = Result(
+            task=describe_task(self.task),
+            space=describe_space(self.space),
+            found=Network(name="best so far", architecture={}, costs={}, metrics={}),
+            searches=self.searches,
+            config={"network": self.network},
+        )
+        report.write_running(self.workdir, result, doing, reload)

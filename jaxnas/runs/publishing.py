@@ -8,7 +8,7 @@ from typing import Any
 import jaxnas
 from jaxnas import files, hf, report
 from jaxnas.artifacts import DESCRIPTION, PREPROCESSING, PROGRAM, TENSORS, exported_batch
-from jaxnas.report import networks
+from jaxnas.report import findings
 from jaxnas.tasks import Task
 
 SUBNET = "subnet"
@@ -28,7 +28,7 @@ def publish(workdir: str | os.PathLike) -> None:
       FileExistsError: subnet/ holds files of others.
     """
     root, run = files.as_path(workdir), report.read_run(workdir)
-    if (chosen := networks.retrained(run)) is not None:
+    if (chosen := findings.retrained(run)) is not None:
         source = root / "retrained" / chosen.folder / SUBNET
         paths = [source / name for name in (TENSORS, PROGRAM, PREPROCESSING, DESCRIPTION)]
         if run.result.loader:

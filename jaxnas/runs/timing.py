@@ -12,7 +12,7 @@ import jax
 import jaxnas
 from jaxnas import files, latency, processes
 from jaxnas.cost import Cost, cost
-from jaxnas.report.read import TIMED
+from jaxnas.report.findings import TIMED
 from jaxnas.space import Arch
 from jaxnas.tasks import Task
 

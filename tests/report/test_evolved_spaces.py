@@ -10,7 +10,7 @@ import workdirs
 from workdirs import page_of, section_of
 
 from jaxnas import search, spaces
-from jaxnas.report import charts, read_run, words
+from jaxnas.report import read_run, words
 from jaxnas.report.result import SampledSpaceOf
 
 RULES = {"depth": search.ShiftRule(most=4), "embed_dim": search.ShiftRule(multiple=16)}
@@ -38,33 +38,24 @@ def root(evolution, tmp_path_factory):
     return workdirs.change(made, spaces=evolution[1])
 
 
-def test_all_options_of_all_spaces_are_drawn(root, evolution):
+def test_all_options_of_all_spaces_are_drawn_with_the_slopes(root, evolution):
     space, given = evolution
     assert read_run(root).result.spaces == given  # as it was written
-    drawn = charts.shifts(given)
-    assert list(drawn) == list(space)
-    for name, spec in drawn.items():
-        rows = spec["datasets"]["options"]
-        shown = {one: tuple(row["x"] for row in rows if row["s"] == one) for one in "ABC"}
-        assert shown["A"] == spaces.digits()[name].options and shown["C"] == space[name].options
-        (shift,) = [x for x in given[1].shifts if x.name == name]
-        assert shown["B"] == shift.old and shown["C"] == shift.new
-    names = [name for name in section_of(root, "How the search space")["charts"]]
-    assert names == [*(f"shift-{i}" for i in range(4)), "errors"]
-
-
-def test_slopes_have_their_errors_and_what_followed(root, evolution):
-    (table,) = section_of(root, "How the search space")["tables"]
-    assert "points" in table["head"][5] and len(table["rows"]) == 8
-    shifts = [(one.name, x) for one in evolution[1] for x in one.shifts]
-    for (name, where, old, new, moved, slope, *_), (space, shift) in zip(table["rows"], shifts, strict=True):
-        assert (name, where) == (words.plain(shift.name), space)
-        assert (old, new) == (words.show(shift.old), words.show(shift.new))
-        numbers = [float(x.replace("−", "-")) for x in slope.split(" ± ")]
-        expected = 100 * shift.step * np.asarray([shift.slope, shift.standard_error])
-        np.testing.assert_allclose(numbers, expected, rtol=0, atol=0.006)
-        far = words.show(abs(shift.steps) * shift.step)
-        assert moved == ("stays", f"up by {far}", f"down by {far}")[np.sign(shift.steps)]
+    shown = section_of(root, "How the search space")["charts"]
+    assert list(shown) == [*(f"shift-{i}" for i in range(4)), "errors"]
+    for name, spec in zip(space, shown.values(), strict=False):
+        rows = spec["datasets"]["cells"]
+        options = {one: tuple(row["x"] for row in rows if row["y"] == one) for one in "ABC"}
+        assert options["A"] == spaces.digits()[name].options and options["C"] == space[name].options
+        shifts = {one.name: x for one in given for x in one.shifts if x.name == name}
+        assert options["B"] == shifts["B"].old and options["C"] == shifts["B"].new
+        assert spec["title"]["text"] == words.plain(name)
+        for line, (where, x) in zip(spec["title"]["subtitle"], shifts.items(), strict=True):
+            label, slope, spread = re.fullmatch(r"(\w): (\S+) ± (\S+) points, step \S+", line).groups()
+            expected = 100 * x.step * np.asarray([x.slope, x.standard_error])
+            numbers = [float(slope.replace("−", "-")), float(spread)]
+            np.testing.assert_allclose(numbers, expected, rtol=0, atol=0.006)
+            assert label == where
 
 
 def test_the_errors_of_all_spaces_are_on_one_axis(root, evolution):
@@ -77,7 +68,7 @@ def test_the_errors_of_all_spaces_are_on_one_axis(root, evolution):
         )
         np.testing.assert_allclose((errors[0], errors[-1]), (min(one.errors), max(one.errors)), rtol=1e-5)
         assert shares[-1] == 1 and len(errors) <= 100
-        assert f"{one.name}: E-T error {100 * one.et_error:.2f}\u00a0%, 400 architectures" in text
+        assert f"{one.name}: E-T error {100 * one.et_error:.2f}\u00a0%" in text
     change = 100 * (evolution[1][-1].et_error - evolution[1][0].et_error)
     assert f"From A to C it changes by −{-change:.2f} points." in text
 
@@ -94,5 +85,9 @@ def test_one_space_a_loss_and_odd_names_are_shown_too(tmp_path, evolution):
     odd = dataclasses.replace(start.shifts[0], name="<b>&\"'", old=(*range(1, 10), 1000))
     start = dataclasses.replace(start, name="<A>", shifts=(odd,))
     page = page_of(workdirs.change(tmp_path, spaces=(start,), task=task))
-    assert "<b>&" in page.text and "<A>" in page.text and re.search("nats per token", page.text)
-    assert len(page.charts["shift-0"]["datasets"]["options"]) == 10
+    assert (
+        page.charts["shift-0"]["title"]["text"] == odd.name
+        and "<A>" in page.text
+        and re.search("nats per token", page.text)
+    )
+    assert len(page.charts["shift-0"]["datasets"]["cells"]) == 10

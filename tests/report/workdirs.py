@@ -7,6 +7,8 @@ import math
 import pathlib
 import random
 
+import jax
+
 from jaxnas import report, spaces
 from jaxnas.report import facts
 from jaxnas.report import result as result_lib
@@ -284,7 +286,7 @@ def mechanisms(root, method="pruning", heads=4, scale=0.03, metric=ACCURACY, opt
     """
     rng, positions = random.Random(3), heads or 1
     strength = {option: scale * (1.1 - 0.3 * i) for i, option in enumerate(reversed(options))}
-    left = [[position, option] for position in range(positions) for option in options]
+    blocks = [[position, option] for position in range(positions) for option in options]
 
     def drops(names):
         return [strength[name] + rng.gauss(0, 0.25 * scale) for name in names]
@@ -296,32 +298,25 @@ def mechanisms(root, method="pruning", heads=4, scale=0.03, metric=ACCURACY, opt
             kept, place = options[falls.index(max(falls))], None if heads is None else position
             decisions.append({"name": "mechanism", "position": place, "kept": kept, "drops": falls})
         found = [one["kept"] for one in decisions]
-    else:
-        while len(left) > positions:
-            falls = drops(option for _, option in left)
-            weakest = [block for _, block in sorted(zip(falls, left, strict=True))]
-            removed = weakest[: 1 if method == "pruning" else len(left) - positions]
-            one = {"name": "mechanism", "position": None, "blocks": left, "drops": falls, "removed": removed}
-            decisions.append(one)
-            left = [block for block in left if block not in removed]
+    else:  # a round that removes the weakest, and one that says nothing of the strengths
+        falls = drops(option for _, option in blocks)
+        weakest = [block for _, block in sorted(zip(falls, blocks, strict=True))]
+        removed, left = weakest[:-positions], weakest[-positions:]
+        decisions.append({"name": "mechanism", "blocks": blocks, "drops": falls, "removed": removed})
+        decisions.append({"name": "mechanism", "blocks": left, "drops": [9.0] * positions, "removed": []})
         found = sorted((option for _, option in left), key=options.index)
     even = [1 / len(options)] * len(options)
-    return decided(
-        root,
-        {"mechanism": found[0] if heads is None else found},
-        metric,
-        space=SpaceOf(
-            cardinality=str(len(options) ** positions),
-            choices={"mechanism": {"options": list(options)} | ({} if heads is None else {"length": heads})},
-        ),
-        selection=SelectionOf(
-            method=method,
-            steps=2000,
-            probabilities={"mechanism": even if heads is None else [even] * heads},
-            confidence=1 / len(options),
-            decisions=tuple(decisions),
-        ),
+    choice = {"options": list(options)} | ({} if heads is None else {"length": heads})
+    space = SpaceOf(cardinality=str(len(options) ** positions), choices={"mechanism": choice})
+    selection = SelectionOf(
+        method=method,
+        steps=2000,
+        probabilities={"mechanism": even if heads is None else [even] * heads},
+        confidence=1 / len(options),
+        decisions=tuple(decisions),
     )
+    architecture = {"mechanism": found[0] if heads is None else found}
+    return decided(root, architecture, metric, space=space, selection=selection)
 
 
 def decided(root, architecture, metric=ACCURACY, **fields):
@@ -334,22 +329,10 @@ def decided(root, architecture, metric=ACCURACY, **fields):
     return root
 
 
-SMALL_GRAPH = {
-    "layer": ["addition", "attention", "attention"],
-    "source": [0, 1, 0],
-    "first": ["gru", "identity", "convolution_3"],
-    "second": ["zero"],
-    "key": [None, "max_pool", "identity"],
-    "value": [None, "convolution_1", "gru"],
-}
-
-
-def attention_graph(root, architecture=SMALL_GRAPH):
+def attention_graph(root):
     """A network of additions and attentions, as of AutoAttend, found by evolution."""
-    space = spaces.autoattend(len(architecture["layer"]))
-    return decided(
-        root,
-        architecture,
-        space=SpaceOf(cardinality=str(space.cardinality), choices=space.to_json()),
-        searches=(SearchOf(name="evolution", evaluations=100),),
-    )
+    space = spaces.autoattend(5)
+    described = SpaceOf(cardinality=str(space.cardinality), choices=space.to_json())
+    searches = (SearchOf(name="evolution", evaluations=100),)
+    architecture = space.to_dict(space.sample(jax.random.key(0)))
+    return decided(root, architecture, space=described, searches=searches)

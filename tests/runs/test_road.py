@@ -12,7 +12,7 @@ from small_tasks import TASKS, net_of, perceptron, task_of
 
 import jaxnas
 from jaxnas import files, report, runs, search
-from jaxnas.report import networks
+from jaxnas.report import findings
 from jaxnas.report import result as results
 from jaxnas.training import Distillation, Fixed, Options, Relaxed, Sandwich, Training, Uniform, fit, make_mesh
 
@@ -135,11 +135,11 @@ def test_every_method_and_retraining_runs_on_every_task(recipe, kind, tmp_path):
         assert "search" not in alone.task.sizes and np.isfinite(measured)
         times = files.read_json(path / "times.json")
         assert 0 < times["step"] <= 1 and times["training_step_ms"] > 0
-        assert set(networks.TIMES) <= set(times)  # the page has a column for each
+        assert set(findings.TIMES) <= set(times)  # the page has a column for each
 
     # What the page shows is what it loads, and goes by the weights that were trained alone.
     runs.publish(tmp_path)
-    shown = networks.retrained(report.read_run(tmp_path))
+    shown = findings.retrained(report.read_run(tmp_path))
     loads_the_same(task.whole(), shown.network)
     source = tmp_path / "retrained" / shown.folder / "subnet"
     names = {path.name for path in source.iterdir()}
