@@ -7,12 +7,13 @@ import types
 import flax.linen as nn
 import jax.numpy as jnp
 import numpy as np
-from user_networks import Elastic
+from user_networks import Elastic, ElasticMlp
 
 from jaxnas import Choice, Space, data, spaces, supernets, tasks
 from jaxnas.data.vocabulary import ByteVocabulary, WordVocabulary
 from jaxnas.elastic import Dense, Embedding, Mixture, fixed, width
 from jaxnas.supernets import graph_operations as ops
+from jaxnas.supernets.transformer_xl import Memory
 
 TASKS = ("images", "language", "text", "graphs", "table")
 
@@ -57,7 +58,7 @@ def random_graph(random, nodes=6):
 def task_of(kind):
     if kind == "images":
         given = data.from_arrays(*random_images(80, 0), *random_images(30, 1))
-        return tasks.Images(data=given, mixup=0.2, crop_padding=1, evaluation_batch_size=16)
+        return tasks.Images(data=given, evaluation_batch_size=16)
     random = np.random.default_rng(0)
     if kind == "text":
         return tasks.Text(data=random_sentences(random), evaluation_batch_size=16)
@@ -108,7 +109,7 @@ class Perceptron(Elastic):
         x = images.reshape(images.shape[0], -1)  # [B, H * W * C]
         channels = fixed(x.shape[-1])
         for i in range(self.space["hidden"].length):
-            hidden = width(int, decisions["hidden", i])
+            hidden = width(int, decisions["hidden", i], axis="mlp")
             y = jnp.tanh(Dense(name=f"in_{i}")(x, channels, hidden))
             x = x + Dense(name=f"out_{i}")(y, hidden, channels)
         return Dense(name="head")(x, channels, fixed(self.classes))
@@ -128,6 +129,33 @@ class Reader(Elastic):
         return Dense(name="out")(x, hidden, fixed(2))
 
 
+class Recalling(Elastic):
+    """The mean of all tokens of a document up to one, also of those in a memory, tells the next one."""
+
+    memory_length: int = 4
+
+    def empty_memory(self, rows):
+        places = rows, self.memory_length
+        return Memory(jnp.zeros((1, *places, 8)), jnp.full(places, -1, jnp.int32))
+
+    def body(self, inputs, decisions, train):
+        tokens, length = inputs["tokens"], inputs["tokens"].shape[1]
+        memory = inputs["memory"] if "memory" in inputs else self.empty_memory(tokens.shape[0])
+        documents = inputs["documents"] if "documents" in inputs else jnp.zeros_like(tokens)
+        x = nn.Embed(7, 8, name="embedding")(tokens)
+        seen = jnp.concatenate([memory.inputs[0], x], axis=1)  # [B, M + T, 8]
+        of = jnp.concatenate([memory.documents, documents], axis=1)
+        before = jnp.arange(seen.shape[1])[None] <= jnp.arange(length)[:, None] + self.memory_length
+        weights = (before[None] & (of[:, None] == documents[..., None])).astype(x.dtype)  # [B, T, M + T]
+        mean = weights @ seen / jnp.sum(weights, axis=-1, keepdims=True)
+        y = ElasticMlp(name="mlp")(mean, width(int, decisions["hidden"]))
+        scores = nn.log_softmax(nn.Dense(7, name="head")(x + y))
+        if "targets" in inputs:
+            scores = jnp.take_along_axis(scores, inputs["targets"][..., None], axis=-1)[..., 0]
+        kept = self.memory_length
+        return scores, Memory(seen[None, :, -kept:], of[:, -kept:])
+
+
 class Neighbors(Elastic):
     """An operation on graphs, and a hidden layer for each node."""
 
@@ -139,6 +167,11 @@ class Neighbors(Elastic):
         x = x.reshape(*inputs["node_mask"].shape, 8)  # elastic layers count the products of a row
         x = nn.relu(Dense(name="hidden")(x, fixed(8), hidden))
         return Dense(name="out")(x, hidden, fixed(2))
+
+
+def recalling():
+    """A language model with a memory that compiles in a moment."""
+    return Recalling(Space(hidden=Choice(2, 4, 8)))
 
 
 def perceptron(blocks=2, options=(1, 2, 4)):

@@ -16,7 +16,7 @@ from jaxnas.training import make_evaluator, make_mesh
 
 TASK, NET = task_of("images"), perceptron()
 VARIABLES = {"params": random_params(NET, TASK.inputs.shape)}
-PLAIN = dataclasses.replace(TASK, mixup=0.0, crop_padding=0, label_smoothing=0.0)
+PLAIN = dataclasses.replace(TASK, label_smoothing=0.0)
 
 
 def logits_of(images, arch):
@@ -75,28 +75,24 @@ def test_the_training_loss_is_cross_entropy_with_smoothed_labels():
     assert float(sums["correct"]) == np.sum(logits.argmax(1) == batch["label"])
 
 
-@pytest.mark.parametrize(
-    "setting",
-    [
-        *({"mixup": 0.5}, {"crop_padding": 1}, {"flip": True}, {"crop_scale": 0.3}),
-        *({"randaugment": 9.0}, {"cutmix": 1.0}, {"cutmix": 1.0, "mixup": 0.8}),
-    ],
-)
-def test_images_are_augmented_in_training_only(setting):
-    task, arch = dataclasses.replace(PLAIN, **setting), NET.space.largest()
-    batch = TASK.batches("train", 16, 0).at(0)
-
-    def losses(of, train):
-        given = batch if train else {**batch, "weight": np.ones(16, np.float32)}
-        keys = [jax.random.key(number) if train else None for number in range(2)]
-        return [float(of.loss(tasks.Call(NET, VARIABLES, arch, given, key=key))[0]) for key in keys]
-
-    plain = losses(PLAIN, False)[0]
-    assert losses(task, False) == [plain] * 2
-    first, second = losses(task, True)
-    assert first != second and plain not in (first, second)
+def test_images_are_augmented_in_training_only_and_by_each_setting():
+    settings = {"mixup": 0.5}, {"crop_padding": 1}, {"flip": True}, {"crop_scale": 0.3}
+    settings += {"randaugment": 9.0}, {"cutmix": 1.0}, {"cutmix": 1.0, "mixup": 0.8}
+    batch, arch = TASK.batches("train", 16, 0).at(0), NET.space.largest()
+    plain = PLAIN.preprocess(batch)
     expected = (batch["image"] - TASK.dataset.mean) / TASK.dataset.std
-    np.testing.assert_allclose(task.preprocess(batch), expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(plain, expected, rtol=1e-5, atol=1e-6)
+    for setting in settings:
+        task = dataclasses.replace(PLAIN, **setting)
+        first, second = (np.asarray(task.augmented(batch, jax.random.key(number))[0]) for number in range(2))
+        assert not np.allclose(first, second) and not np.allclose(first, plain), setting
+
+    def loss(task, key=None, **more):
+        return float(task.loss(tasks.Call(NET, VARIABLES, arch, {**batch, **more}, key=key))[0])
+
+    task, counted = dataclasses.replace(PLAIN, flip=True, mixup=0.5), {"weight": np.ones(16, np.float32)}
+    assert loss(task, **counted) == loss(PLAIN, **counted)
+    assert loss(task, jax.random.key(0)) != loss(task, jax.random.key(1))
 
 
 def test_more_operations_of_randaugment_leave_fewer_images_as_they_are():

@@ -6,15 +6,14 @@ import jax
 import numpy as np
 import pytest
 from small_nets import jit
-from small_tasks import net_of, task_of
+from small_tasks import recalling, task_of
 
 import jaxnas
 from jaxnas import tasks
 from jaxnas.training import make_evaluator, make_mesh
 
-TASK, NET = task_of("language"), net_of("language", scan=True)
-STREAM = TASK.dataset.test
-ARCH = NET.space.from_dict({"block": ["attention", "feed_forward", "attention", "identity"]})
+TASK, NET = task_of("language"), recalling()
+STREAM, ARCH = TASK.dataset.test, NET.space.from_dict({"hidden": 4})
 
 
 @pytest.fixture(scope="module")
@@ -71,12 +70,13 @@ def test_rows_side_by_side_count_every_token_once(variables):
 
 
 def test_the_training_loss_is_the_mean_over_all_tokens_and_the_memory_goes_on(variables):
-    net, key = NET.clone(dropout=0.0), jax.random.key(0)
     task = dataclasses.replace(TASK, by_document=False)
     batches = task.batches("train", 4, 0)
-    run = jit(lambda batch, carry: task.loss(tasks.Call(net, variables, ARCH, batch, carry, key)))
-    apply = jit(lambda inputs: net.apply(variables, inputs, ARCH))
-    carry, memory = task.carry(net, 4), net.empty_memory(4)
+    run = jit(
+        lambda batch, carry: task.loss(tasks.Call(NET, variables, ARCH, batch, carry, jax.random.key(0)))
+    )
+    apply = jit(lambda inputs: NET.apply(variables, inputs, ARCH))
+    carry, memory = task.carry(NET, 4), NET.empty_memory(4)
     for number in range(2):
         batch = batches.at(number)
         loss, (carry, sums) = run(batch, carry)
@@ -86,7 +86,7 @@ def test_the_training_loss_is_the_mean_over_all_tokens_and_the_memory_goes_on(va
         np.testing.assert_allclose(carry.inputs, memory.inputs, atol=1e-6)
     # An epoch starts elsewhere in the text, and so without a memory.
     again = dict(batches.at(1), first=np.ones(4, bool))
-    fresh, empty = (float(run(again, start)[0]) for start in (carry, task.carry(net, 4)))
+    fresh, empty = (float(run(again, start)[0]) for start in (carry, task.carry(NET, 4)))
     assert fresh == pytest.approx(empty, rel=1e-6)
     assert float(run(batches.at(1), carry)[0]) != pytest.approx(empty, rel=1e-4)
 

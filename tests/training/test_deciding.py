@@ -21,7 +21,7 @@ def make_task(seed=0, relabeled=0, **settings):
     images, labels = random_images(80, seed)
     labels = np.where(np.arange(80) < relabeled, 1 - labels, labels)
     given = data.from_arrays(images, labels, *random_images(30, 1))
-    return tasks.Images(**{"data": given, "mixup": 0.2, "evaluation_batch_size": 16, **settings})
+    return tasks.Images(**{"data": given, "evaluation_batch_size": 16, **settings})
 
 
 def make_net(function=nn.relu, name="Net", **choices):

@@ -1,5 +1,6 @@
 """Recipes: one architecture, or architecture parameters beside the weights, and what they refuse."""
 
+import dataclasses
 import functools
 
 import flax.linen as nn
@@ -10,15 +11,15 @@ import optax
 import pytest
 import refusals
 from small_nets import difference, jit, random_params
-from small_tasks import net_of, perceptron, task_of
+from small_tasks import perceptron, recalling, task_of
 
 import jaxnas
-from jaxnas import Choice, Space, tasks, training
+from jaxnas import Choice, Space, training
 from jaxnas.elastic import Decisions, Mixture
 from jaxnas.training import Fixed, Options, Relaxed, Training, Uniform, relaxations
 from jaxnas.training.setup import prepare
 
-TASK, NET = task_of("images"), perceptron(2, (1, 2, 4))
+TASK, NET = dataclasses.replace(task_of("images"), label_smoothing=0.0), perceptron(2, (1, 2, 4))
 SPACE = NET.space
 RATE = 0.3
 SGD = optax.sgd(RATE), optax.constant_schedule(RATE)
@@ -29,7 +30,7 @@ TRAINING = Training(steps=40, batch_size=8, devices=1)
 @functools.cache
 def made(recipe=None, kind="images", **relaxed):
     """A compiled step of plain gradient descent, its first state, and its batches."""
-    task, net = (TASK, NET) if kind == "images" else (task_of(kind), net_of(kind, scan=True))
+    task, net = (TASK, NET) if kind == "images" else (task_of(kind), recalling())
     recipe = Relaxed(**relaxed) if recipe is None else recipe
     cost = COST if kind == "images" else None
     return prepare(task, net, TRAINING, recipe, options=Options(optimizer=SGD, cost=cost))
@@ -55,6 +56,8 @@ def moved(states, part):
 
 # ---- Architecture parameters.
 
+CONFIDENCE = {"temperature", "entropy", "confidence"}
+
 
 def test_logits_and_the_search_memory_stay_until_their_start_and_between_updates():
     states, metrics = run(7, kind="language", start=2, every=3)
@@ -65,53 +68,37 @@ def test_logits_and_the_search_memory_stay_until_their_start_and_between_updates
     assert moved(states, lambda s: s.carry["search"].inputs) == due
     assert moved(states, lambda s: s.carry["train"].inputs) == [True] * 7
     assert np.isnan(metrics[1]["search_loss"]) and np.isfinite(metrics[2]["search_loss"])
-    assert states[-1].step == 7
-
-
-@pytest.mark.parametrize("kind", ["images", "language"])
-def test_search_batches_are_read_without_gaps(kind):
-    _, _, batch = made(kind=kind, start=2, every=3)
-    task = task_of(kind)
-    for role, steps in (("search", (2, 5, 8)), ("train", (0, 1, 2))):
+    assert states[-1].step == 7 and CONFIDENCE <= set(metrics[0])
+    # Search batches are read without gaps.
+    task, (_, _, batch) = task_of("language"), made(kind="language", start=2, every=3)
+    for role, steps in (("search", (2, 5)), ("train", (0, 1, 2))):
         own = task.batches(role, 8, 0)
         for number, step in enumerate(steps):
-            for name, expected in own.at(number).items():
-                np.testing.assert_array_equal(batch(step)[role][name], expected)
+            given = batch(step)[role]
+            jax.tree.map(np.testing.assert_array_equal, given, {x: own.at(number)[x] for x in given})
 
 
 def test_even_weights_have_no_temperature_to_log():
-    for relaxation, logged in (("softmax", {"temperature", "entropy", "confidence"}), ("average", set())):
-        state, step, batch = made(relaxation=relaxation)
-        _, metrics = jax.eval_shape(step, state, batch(0))
-        assert {"loss", "search_loss"} <= set(metrics)
-        assert {"temperature", "entropy", "confidence"} & set(metrics) == logged
-
-
-class Plain(tasks.Images):
-    """Images without anything random in their loss, as written out by hand below."""
-
-    def loss(self, call):
-        batch = {**call.batch, "weight": jnp.ones(call.batch["label"].shape, jnp.float32)}
-        return super().loss(call.replace(batch=batch, key=None))
+    state, step, batch = made(relaxation="average")
+    _, metrics = jax.eval_shape(step, state, batch(0))
+    assert {"loss", "search_loss"} <= set(metrics) and not CONFIDENCE & set(metrics)
 
 
 @pytest.mark.parametrize("order", ["first", "second", "joint"])
 def test_gradients_of_the_logits_are_exact(order):
     """Against differences of the loss itself, through the step of the weights where it is unrolled."""
-    task = Plain(data=TASK.data)
     constant = dict(temperature="constant", start_temperature=2.0)
     recipe = Relaxed(order=order, relaxation="softmax", every=1, **constant)
     # Plain descent in place of Adam: the logits move by the gradient.
     object.__setattr__(recipe, "_optimizer", lambda: optax.sgd(1.0))
     weights = {"params": random_params(NET, TASK.inputs.shape)}  # far from 0, so that the logits matter
-    state, step, batch = prepare(
-        task, NET, TRAINING, recipe, options=Options(optimizer=SGD, variables=weights)
-    )
+    options = Options(optimizer=SGD, variables=weights)
+    state, step, batch = prepare(TASK, NET, TRAINING, recipe, options=options)
     params, logits, rows = *jax.device_get((state.params, state.logits)), batch(0)
 
     def loss(params, logits, role):
         arch = {name: jax.nn.softmax(x / 2) for name, x in logits.items()}
-        pixels = (np.asarray(rows[role]["image"], np.float32) - task.dataset.mean) / task.dataset.std
+        pixels = (np.asarray(rows[role]["image"], np.float32) - TASK.dataset.mean) / TASK.dataset.std
         given = NET.apply({"params": params}, pixels, arch)
         return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(given, rows[role]["label"]))
 
@@ -170,10 +157,12 @@ def test_a_cost_above_its_target_pushes_to_cheaper_options():
 
 # ---- One architecture.
 
+FIXED = Fixed(SPACE.from_dict({"hidden": [2, 1]}))
+
 
 def test_one_program_trains_any_fixed_architecture_and_keeps_it():
     """Its other weights stay: tests/training/test_several.py."""
-    state, step, batch = made(recipe=Fixed(SPACE.smallest()))
+    state, step, batch = made(recipe=FIXED)
     for row in range(9):
         arch = SPACE.decode(jnp.array([row // 3, row % 3], jnp.int32))
         after, _ = step(jax.tree.map(jnp.copy, state.replace(recipe={"arch": arch})), batch(0))
@@ -183,16 +172,15 @@ def test_one_program_trains_any_fixed_architecture_and_keeps_it():
 
 def test_a_fixed_architecture_trains_as_the_extracted_network_does():
     """On the same weights and data, without the randomness of dropout."""
-    arch = SPACE.from_dict({"hidden": [2, 1]})
-    state, step, batch = made(recipe=Fixed(arch))
-    small = jaxnas.extract(NET, state.variables, arch, inputs=TASK.inputs)
+    state, step, batch = made(recipe=FIXED)
+    small = jaxnas.extract(NET, state.variables, FIXED.arch, inputs=TASK.inputs)
     options = Options(variables=small.variables, optimizer=SGD)
     alone, own, _ = prepare(TASK, small.net, TRAINING, Fixed(), options=options)
     state = jax.tree.map(jnp.copy, state)
     for number in range(3):
         state, _ = step(state, batch(number))
         alone, _ = own(alone, batch(number))
-    found = jaxnas.extract(NET, jax.device_get(state.variables), arch, inputs=TASK.inputs)
+    found = jaxnas.extract(NET, jax.device_get(state.variables), FIXED.arch, inputs=TASK.inputs)
     assert difference(found.variables["params"], alone.params) < 1e-5
 
 

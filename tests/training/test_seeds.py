@@ -1,5 +1,7 @@
 """Many seeds in one program: each is what a loop of its own makes, and is kept where it is best."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,7 +10,7 @@ import pytest
 import tiers
 from refusals import check
 from small_nets import take
-from small_tasks import TASKS, net_of, task_of
+from small_tasks import net_of, perceptron, recalling, task_of
 
 import jaxnas
 from benchmarks.graph_baselines import GAT, GCN
@@ -24,22 +26,18 @@ from jaxnas.training import (
 )
 from jaxnas.training.keys import stream
 
-TASK, NET = task_of("graphs"), net_of("graphs")
+# Images that a seed turns around.
+TASK, NET = dataclasses.replace(task_of("images"), flip=True), perceptron(1)
 ARCH = NET.space.largest()
-SGD = optax.sgd(0.5, momentum=0.9)
+SGD = optax.sgd(0.1, momentum=0.9)
 TRAINING = Training(steps=12, batch_size=8, evaluate_every=2, devices=1)
 SEARCH = EarlyStopping(role="search")
 
 
 def seeds_of(training=TRAINING, seeds=(3, 5, 8), *, arch=ARCH, sgd=SGD, together=None, role="search", **how):
     stopping = EarlyStopping(role=role, **how)
-    options = Options(optimizer=(sgd, lambda step: 0.5), together=together)
+    options = Options(optimizer=(sgd, lambda step: 0.1), together=together)
     return train_seeds(TASK, NET, training, seeds, arch=arch, stopping=stopping, options=options)
-
-
-@pytest.fixture(scope="module")
-def found():
-    return seeds_of()
 
 
 def by_hand(seed, metric, patience):
@@ -82,29 +80,29 @@ def test_each_seed_is_a_training_of_its_own_kept_where_it_was_best(metric, patie
             assert found.metrics["test"][name][i] == pytest.approx(float(value), abs=1e-5)
 
 
-def test_it_does_not_matter_how_many_are_computed_at_once(found, capsys):
-    for together in (1, 2):
+def test_it_does_not_matter_how_many_are_computed_at_once(capsys):
+    found = seeds_of()
+    for together in (2, 1):
         other = seeds_of(together=together)
         assert other.best_steps.tolist() == found.best_steps.tolist() and other.steps == found.steps == 12
         jax.tree.map(
             lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5), other.variables, found.variables
         )
-    capsys.readouterr()
-    alone = seeds_of(seeds=(5,))
-    assert "training 1 of 1, step 12/12" in capsys.readouterr().err
-    np.testing.assert_allclose(alone.metrics["test"]["loss"], found.metrics["test"]["loss"][1:2], atol=1e-5)
+    assert "training 3 of 3, step 12/12" in capsys.readouterr().err
 
 
 def test_a_patience_begins_with_the_first_measurement_and_ends_a_training():
-    rare = seeds_of(Training(steps=8, batch_size=8, evaluate_every=4), patience=1)
+    still = optax.sgd(0.0)  # nothing gets better
+    rare = seeds_of(Training(steps=8, batch_size=8, evaluate_every=4), sgd=still, patience=1)
     assert rare.best_steps.tolist() == [4, 4, 4] and rare.steps == 8
-    still = seeds_of(Training(steps=50, batch_size=8, evaluate_every=1), sgd=optax.sgd(0.0), patience=3)
-    assert still.steps == 5 and still.best_steps.tolist() == [1, 1, 1]  # nothing gets better
+    often = seeds_of(Training(steps=50, batch_size=8, evaluate_every=1), sgd=still, patience=3)
+    assert often.steps == 5 and often.best_steps.tolist() == [1, 1, 1]
 
 
-@pytest.mark.parametrize("kind", ["graphs", *tiers.nightly(*(kind for kind in TASKS if kind != "graphs"))])
+@pytest.mark.parametrize("kind", ["language", *tiers.nightly("text", "table")])
 def test_every_task_takes_it(kind):
-    task, net, settings = task_of(kind), net_of(kind), Training(steps=3, batch_size=8, warmup_steps=1)
+    task, net = task_of(kind), recalling() if kind == "language" else net_of(kind)
+    settings = Training(steps=3, batch_size=8, warmup_steps=1)
     found = train_seeds(task, net, settings, range(2), arch=net.space.smallest(), stopping=SEARCH)
     for role in ("search", "test"):
         values = found.metrics[role][task.metrics[0].name]
@@ -113,15 +111,16 @@ def test_every_task_takes_it(kind):
 
 @pytest.mark.parametrize("network", [GCN, GAT])
 def test_the_known_networks_learn_and_are_networks_of_the_road(network):
-    net = network(2, dropout=0.1)
+    task, net = task_of("graphs"), network(2, dropout=0.1)
     settings = Training(steps=40, learning_rate=3e-2, weight_decay=0.0)
-    found = train_seeds(TASK, net, settings, range(2), stopping=SEARCH)
-    assert (found.metrics["test"]["accuracy"] > 0.75).all()
+    found = train_seeds(task, net, settings, range(2), stopping=SEARCH)
+    accuracy = found.metrics["test"]["accuracy"]
+    assert (accuracy > 0.75).all() and np.isfinite(found.metrics["search"]["loss"]).all()
     arch, one = net.space.smallest(), take(found.variables, 0)
-    inputs = jax.tree.map(jnp.asarray, take(TASK.preprocess(TASK.evaluation("test")), 0))
+    inputs = jax.tree.map(jnp.asarray, take(task.preprocess(task.evaluation("test")), 0))
     assert jaxnas.extract(net, one, arch, verify=inputs).error < 1e-5
     count = sum(leaf.size for leaf in jax.tree.leaves(one))
-    assert int(jaxnas.cost(net, TASK.inputs)(arch)["params"]) == count
+    assert int(jaxnas.cost(net, task.inputs)(arch)["params"]) == count
 
 
 def test_what_cannot_be_is_refused_and_a_seed_that_diverges_is_named():
@@ -134,7 +133,7 @@ def test_what_cannot_be_is_refused_and_a_seed_that_diverges_is_named():
         case("'acuracy'", metric="acuracy"),
         case("'test'", role="test"),
         case("'validation'", role="validation"),
-        case("network has 9", arch=None),
+        case("network has 3", arch=None),
         case("patience is 0", patience=0),
         case("together is 0", together=0),
         case("'search'", DivergedError, sgd=optax.sgd(float("nan")), metric="loss"),

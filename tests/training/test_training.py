@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import math
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,18 +12,18 @@ import optax
 import pytest
 from refusals import check
 from small_nets import difference
-from small_tasks import net_of, perceptron, task_of
+from small_tasks import perceptron, task_of
 
-from jaxnas import training
+import jaxnas
+from jaxnas import Choice, training
 from jaxnas.training import Options, Training, Uniform, make_mesh
 from jaxnas.training.divergence import Course
 from jaxnas.training.mesh import shard_batch
 from jaxnas.training.setup import prepare
-from jaxnas.training.step import active_masks, several, update
+from jaxnas.training.step import several, update
 
-TASK, NET = task_of("images"), perceptron(5, (1, 2, 3, 4))
-VIT = net_of("images")
-WIDEST = 4
+TASK, WIDEST = task_of("images"), 32
+NET = perceptron(2, range(1, WIDEST + 1))
 SETTINGS = Training(steps=40, learning_rate=1e-2, warmup_steps=4)
 SGD = optax.sgd(0.1), optax.constant_schedule(0.1)
 
@@ -49,7 +50,7 @@ def weights_and_moments(state):
 
 
 def used_by(arch, params):
-    """Which parameters of the perceptron an architecture uses, written out."""
+    """Which parameters of the perceptron an architecture uses."""
     used = jax.tree.map(lambda x: np.ones(x.shape, bool), jax.device_get(params))
     for i, option in enumerate(np.asarray(arch["hidden"])):
         within = np.arange(WIDEST) <= int(option)  # option k has a width of k + 1
@@ -59,24 +60,34 @@ def used_by(arch, params):
     return used
 
 
-layer_masks = functools.cache(lambda: jax.jit(active_masks(VIT, TASK.inputs)))
+def transformed():
+    """A transformed network of Flax's own layers."""
+    model = nn.Sequential([lambda x: x.reshape(x.shape[0], -1), nn.Dense(8), nn.relu, nn.Dense(2)])
+    variables = model.init(jax.random.key(0), jnp.zeros(TASK.inputs.shape))
+    analysis = jaxnas.analyze(model, variables, TASK.inputs)
+    return jaxnas.supernet(analysis, {"layers_1/hidden": Choice(2, 4, 8)}, form="masked", verify=False)
 
 
-def used_by_layers(arch, params):
-    """Those of a transformed network."""
-    return jax.tree.map(lambda mask, leaf: np.broadcast_to(mask, leaf.shape), layer_masks()(arch), params)
+def used_of_transformed(arch, params):
+    """Which parameters it uses."""
+    used = jax.tree.map(lambda x: np.ones(x.shape, bool), jax.device_get(params))
+    within = np.arange(8) < (2, 4, 8)[int(arch["layers_1/hidden"])]
+    used["layers_1"]["kernel"][:] = used["layers_1"]["bias"][:] = within
+    used["layers_3"]["kernel"][:] = within[:, None]
+    return used
 
 
 @pytest.mark.parametrize(
-    ("used", "freeze", "settings"),
+    ("net", "used", "freeze"),
     [
-        (used_by, True, {}),
-        (used_by_layers, True, {"net": VIT}),
-        (used_by, False, {"freeze_inactive": False}),  # as official code does
+        (lambda: NET, used_by, True),
+        (transformed, used_of_transformed, True),
+        (lambda: NET, used_by, False),  # as official code does
     ],
+    ids=["elastic", "transformed", "all moved"],
 )
-def test_steps_leave_inactive_weights_and_moments_bit_identical_unless_asked_not_to(used, freeze, settings):
-    state, step, batch = made(**settings)
+def test_steps_leave_inactive_weights_and_moments_bit_identical_unless_asked_not_to(net, used, freeze):
+    state, step, batch = made(net=net(), freeze_inactive=freeze)
     # Biases away from zero, so that an unwanted change shows.
     params = jax.tree.map(lambda x: x + 0.01, state.params)
     state, changed, moved = copy(state.replace(variables={"params": params})), 0, 0
@@ -105,12 +116,13 @@ def test_one_program_trains_a_thousand_architectures():
     state, step, batch = prepare(
         Counted(**given), NET, training, Uniform(), options=Options(mesh=make_mesh(1))
     )
-    rows, seen, before = batch(0), set(), len(traces)
+    rows, seen, before, first = batch(0), set(), len(traces), state
     for _ in range(1000):
         state, metrics = step(state, rows)
         seen.add(np.asarray(metrics["archs"]["hidden"]).tobytes())
     assert len(seen) > 500  # of 1,024
     assert len(traces) == before + 1 and step._cache_size() == 1
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(first.params))  # a step consumes its state
 
 
 @pytest.mark.eight_devices
@@ -118,7 +130,7 @@ def test_several_steps_in_one_call_are_one_after_another_on_one_device_and_on_ei
     results = []
     for devices in (1, 8):
         # Not Adam: where a gradient is nothing but rounding, it makes a whole step of it.
-        state, step, batch = made(devices, sgd=True)
+        state, step, batch = made(devices, perceptron(1), sgd=True)
         state, together = copy(state), copy(state)
         batches, each = tuple(batch(number) for number in range(3)), []
         assert batches[0]["train"]["label"].sharding.num_devices == devices
@@ -195,13 +207,6 @@ def test_a_batch_that_the_devices_cannot_share_is_refused():
     )
 
 
-def test_state_is_donated():
-    state, step, batch = made()
-    state = copy(state)
-    step(state, batch(0))
-    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state.params))
-
-
 @pytest.mark.parametrize("l2", [False, True])
 def test_adamw_and_adam_with_l2_are_those_of_pytorch(l2):
     """After six steps of random gradients, with masks of all elements and without masks."""
@@ -234,18 +239,15 @@ def test_adamw_and_adam_with_l2_are_those_of_pytorch(l2):
         np.testing.assert_allclose(params[name], parameter.detach().numpy(), rtol=1e-5)
 
 
-def test_schedule_rises_then_falls_to_its_end():
+def test_schedule_rises_then_falls_to_its_end_and_gradients_are_clipped_to_the_norm_asked_for():
     _, schedule = SETTINGS.optimizer()
     rates = np.array([schedule(n) for n in range(41)])
     assert rates[0] == pytest.approx(1e-6, rel=1e-3)
     assert rates.argmax() == 4 and rates.max() == pytest.approx(1e-2)
     assert (np.diff(rates[4:]) < 0).all() and rates[-1] == pytest.approx(1e-5, rel=1e-3)
 
-
-def test_gradients_are_clipped_to_the_norm_that_is_asked_for():
     params = {"kernel": jnp.ones((2, 2))}
-    clipped, _ = Training(steps=40, clip=0.5, warmup_steps=4).optimizer()
-    plain, _ = Training(steps=40, warmup_steps=4).optimizer()
+    (clipped, _), (plain, _) = (dataclasses.replace(SETTINGS, clip=x).optimizer() for x in (0.5, None))
     large, unit = ({"kernel": jnp.full((2, 2), x)} for x in (100.0, 0.25))  # of norm 200 and 0.5
     a, _ = clipped.update(large, clipped.init(params), params)
     b, _ = plain.update(unit, plain.init(params), params)
