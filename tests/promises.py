@@ -12,6 +12,7 @@ from test_cost import lower, xla_macs
 
 import jaxnas
 from jaxnas import network, testing
+from jaxnas.inputs import one_example
 from jaxnas.tensors import flatten, unflatten
 
 
@@ -38,7 +39,7 @@ def close(found, expected, rtol=1e-5):
 
 
 def check_transformed(net, variables, inputs, samples=8):
-    """P1, P2, P3 and counted parameters of a transformed network in training.
+    """P1, P2, P3 and P7 of a transformed network in training.
 
     One program serves all architectures. Outputs, updated statistics and gradients of the smallest one and of
     a random one are those of the extracted networks. What an architecture does not use changes nothing: NaN
@@ -55,6 +56,7 @@ def check_transformed(net, variables, inputs, samples=8):
     run = jax.jit(jax.value_and_grad(loss, has_aux=True), static_argnums=3)
     recorded = network.annotated(net, inputs)
     specs = {("params", *path): spec for path, spec in recorded.specs.items()} | recorded.state
+    masks_of = jax.jit(lambda arch: {path: spec.mask(arch) for path, spec in specs.items()})
     archs = [net.space.smallest(), *(net.space.sample(jax.random.key(i)) for i in range(samples))]
     every = [run(variables["params"], others, arch, net) for arch in archs]
     assert len(traces) == 1
@@ -71,9 +73,9 @@ def check_transformed(net, variables, inputs, samples=8):
         new = testing.cut(flatten({**variables, **updates}), recorded, host)
         for path, value in flatten(kept).items():
             np.testing.assert_allclose(new[path], value, rtol=1e-4, atol=1e-5)
-        masks = {path: spec.mask(host) for path, spec in specs.items()}
-        costs = jaxnas.cost(net, inputs)(arch)
-        assert costs["params"] == sum(x.size for x in own.values())
+        masks = jax.tree.map(np.asarray, masks_of(host))
+        testing.check_counts(net, one_example(inputs), recorded, host)
+        assert jaxnas.cost(net, inputs)(arch)["params"] == sum(x.size for x in own.values())
         for path, value in gradients.items():
             assert not np.any(np.where(masks[path], 0, value)), path
         for value in (jnp.nan, 1e3):
@@ -85,22 +87,24 @@ def check_transformed(net, variables, inputs, samples=8):
 
 
 def check_forms(net, variables, inputs):
-    """P5 of a transformed network: both forms, vmap and one-hot decisions agree."""
+    """P3 and P5 of a transformed network in evaluation: forms, vmap and one-hot decisions agree."""
     masked, switch = (dataclasses.replace(net, form=form) for form in ("masked", "switch"))
+    archs = net.space.sample(jax.random.key(0), 3)
+    arch = net.space.canonical(jax.tree.map(lambda x: x[0], archs))
+    small, recorded = net.clone(space=net.space.fix(arch)), network.annotated(net, inputs)
+    part = unflatten(testing.cut(flatten(variables), recorded, arch))
 
     @jax.jit
-    def run(variables, archs, soft):
-        def apply(net):
-            return lambda arch: net.apply(variables, inputs, arch)
+    def run(variables, part, archs, soft):
+        def each(net, archs):
+            return jax.lax.map(lambda arch: net.apply(variables, inputs, arch), archs)
 
-        one_by_one = [
-            jax.lax.map(apply(one), given)
-            for one, given in ((switch, archs), (masked, archs), (masked, soft))
-        ]
-        return jax.vmap(apply(switch))(archs), one_by_one
+        many = jax.vmap(lambda arch: switch.apply(variables, inputs, arch))(archs)
+        others = each(switch, archs), each(masked, archs), each(masked, soft)
+        return many, others, small.apply(part, inputs)
 
-    archs = net.space.sample(jax.random.key(0), 3)
-    many, others = run(variables, archs, jax.vmap(net.space.soften)(archs))
+    many, others, expected = run(variables, part, archs, jax.vmap(net.space.soften)(archs))
+    close(many[0], expected)
     for other in others:
         jax.tree.map(close, list(other), list(many))
 
@@ -116,7 +120,7 @@ def poisoned(variables, masks, value):
     found = flatten(variables)
     for path, x in found.items():
         if jnp.issubdtype(x.dtype, jnp.inexact):
-            found[path] = jnp.where(jnp.asarray(masks[path]), x, jnp.asarray(value, x.dtype))
+            found[path] = np.where(np.asarray(masks[path]), np.asarray(x), np.asarray(value, x.dtype))
     return unflatten(found)
 
 
