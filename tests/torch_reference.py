@@ -8,7 +8,6 @@ positions are the plain [T, T, head_dim] tensors.
 import itertools
 import math
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 
@@ -127,53 +126,3 @@ def _relative(block, part, tokens):
         return F.pad(offsets, (1, 0, 1, 0))  # Entry 0 is for pairs with the class token.
 
     return rows[index(places // side)] + columns[index(places % side)]
-
-
-def like_extracted(model, *, gradient=False):
-    """The parameters of a `torch_vit.PlainViT`, or their gradients, named as those of `jaxnas.extract`.
-
-    Views by path, as "block_0/attention/qkv_kernel"; that of the patch kernel keeps the axes of a patch,
-    [rows, columns, channels, embed].
-    """
-
-    def view(parameter):
-        return parameter.grad if gradient else parameter.detach()
-
-    views = {
-        "patch_embed/projection/kernel": view(model.patch_embed.weight).permute(2, 3, 1, 0),
-        "patch_embed/projection/bias": view(model.patch_embed.bias),
-        "tokens/cls": view(model.cls)[0, 0],
-        "tokens/positions": view(model.positions)[0],
-    }
-
-    def dense(name, layer):
-        views[f"{name}/kernel"], views[f"{name}/bias"] = view(layer.weight).T, view(layer.bias)
-
-    def norm(name, layer):
-        views[f"{name}/scale"], views[f"{name}/bias"] = view(layer.weight), view(layer.bias)
-
-    for index, block in enumerate(model.blocks):
-        name, attention = f"block_{index}", block.attention
-        parts = (3, attention.heads, attention.head_dim)
-        views[f"{name}/attention/qkv_kernel"] = view(attention.qkv.weight).T.unflatten(1, parts)
-        views[f"{name}/attention/qkv_bias"] = view(attention.qkv.bias).view(parts)
-        dense(f"{name}/attention/projection", attention.projection)
-        for part, table in (("key", attention.keys), ("value", attention.values)):
-            if table is not None:
-                views[f"{name}/attention/{part}_rows"] = view(table.rows)
-                views[f"{name}/attention/{part}_columns"] = view(table.columns)
-        norm(f"{name}/attention_norm", block.attention_norm)
-        norm(f"{name}/mlp_norm", block.mlp_norm)
-        dense(f"{name}/mlp/in", block.mlp_in)
-        dense(f"{name}/mlp/out", block.mlp_out)
-    norm("norm", model.norm)
-    dense("head", model.head)
-    return views
-
-
-def copy_extracted(model, params):
-    """Copies the flat parameters of a network that `jaxnas.extract` made into a `torch_vit.PlainViT`."""
-    views = like_extracted(model)
-    assert views.keys() == params.keys(), sorted(views.keys() ^ params.keys())
-    for name, target in views.items():
-        target.copy_(torch.from_numpy(np.array(params[name])).reshape(target.shape))

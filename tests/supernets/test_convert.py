@@ -1,6 +1,5 @@
 """Against PyTorch: the converter of AutoFormer checkpoints, and the network and its gradient."""
 
-import flax.traverse_util
 import in_process
 import jax
 import jax.numpy as jnp
@@ -9,7 +8,7 @@ import pytest
 import refusals
 import safetensors.numpy
 import tiers
-from small_nets import random_params
+from small_nets import flatten, random_params
 
 from jaxnas import spaces
 from jaxnas.annotations import annotations
@@ -61,16 +60,6 @@ def relative_error(ours, expected):
     return np.max(np.abs(np.asarray(ours, np.float64) - expected)) / np.max(np.abs(expected))
 
 
-def plain_torch(net, small_params, values, channels=3):
-    """The plain PyTorch network of the same sizes and weights, in float64."""
-    same = ("image_size", "patch_size", "num_classes", "head_dim", "max_relative_position")
-    hidden = [int(values["embed_dim"] * ratio) for ratio in values["mlp_ratio"]]
-    sizes = dict(embed=values["embed_dim"], heads=values["num_heads"], hidden=hidden, channels=channels)
-    model = torch_vit.PlainViT(**sizes, **{name: getattr(net, name) for name in same}).double()
-    torch_reference.copy_extracted(model, flax.traverse_util.flatten_dict(small_params, sep="/"))
-    return model
-
-
 @pytest.mark.parametrize(
     "arch, kwargs, channels",
     [
@@ -83,17 +72,17 @@ def plain_torch(net, small_params, values, channels=3):
     ],
 )
 def test_converted_network_is_the_official_one(arch, kwargs, channels):
-    """And the plain PyTorch network with its weights too: what the benchmark compares is equal."""
+    """And the plain PyTorch network of the benchmark has as many parameters."""
     net, values = network(**kwargs), ARCHS[arch]
     state, images = checkpoint(net, channels=channels), random_images(net, channels=channels)
     small, variables = from_torch_autoformer(state, net, SPACE.from_dict(values))
     expected = torch_reference.official_forward(state, values, to_torch(images), head_dim=net.head_dim)
     assert relative_error(jax.jit(small.apply)(variables, images), expected) < 1e-5
-    model = plain_torch(net, variables["params"], values, channels=channels)
-    with torch.no_grad():
-        assert relative_error(model(to_torch(images).double()), expected) < 1e-6
-    sizes = [leaf.size for leaf in jax.tree.leaves(variables)]
-    assert sum(p.numel() for p in model.parameters()) == sum(sizes)
+    same = ("image_size", "patch_size", "num_classes", "head_dim", "max_relative_position")
+    sizes = dict(embed=values["embed_dim"], heads=values["num_heads"], channels=channels)
+    sizes["hidden"] = [int(values["embed_dim"] * ratio) for ratio in values["mlp_ratio"]]
+    plain = torch_vit.PlainViT(**sizes, **{name: getattr(net, name) for name in same})
+    assert sum(p.numel() for p in plain.parameters()) == sum(x.size for x in jax.tree.leaves(variables))
 
 
 def test_converted_parameters_are_those_of_extraction_whatever_holds_them(tmp_path):
@@ -132,14 +121,13 @@ def test_extraction_from_a_converted_supernet_is_the_converted_architecture(rest
 
 
 @pytest.mark.parametrize("positions", [2, *tiers.nightly(0)])
-def test_gradient_of_the_supernet_is_that_of_pytorch(positions):
-    """The supernet's gradient at an architecture against autograd of the plain PyTorch network."""
+def test_gradient_of_the_supernet_is_that_of_the_official_code(positions):
+    """At an architecture, by autograd; of what the architecture does not use it is exactly 0."""
     space = spaces.vit(embed_dim=(24, 40), depth=(2, 3), num_heads=(1, 3), mlp_ratio=(2.0,))
-    net = network(space, max_relative_position=positions, form="switch")
+    net = network(space, max_relative_position=positions, form="switch", qkv_bias_by_heads=True)
     values = dict(embed_dim=24, depth=2, num_heads=[1, 3], mlp_ratio=[2.0, 2.0])
-    arch = space.from_dict(values)
-    images, labels = random_images(net), np.array([0, 3, 6])
-    params = random_params(net, images.shape)
+    arch, images, labels = space.from_dict(values), random_images(net), np.array([0, 3, 6])
+    state = {name: value.double().requires_grad_() for name, value in checkpoint(net).items()}
 
     @jax.jit
     def gradient_of(params, arch):
@@ -149,22 +137,19 @@ def test_gradient_of_the_supernet_is_that_of_pytorch(positions):
 
         return jax.grad(loss, has_aux=True)(params)
 
-    gradient, logits = gradient_of(params, arch)
-    small_params = extract(net, {"params": params}, arch, inputs=images.shape).variables["params"]
-    model = plain_torch(net, small_params, values)
-    output = model(to_torch(images).double())
+    gradient, logits = gradient_of(from_torch_autoformer(state, net)[1]["params"], arch)
+    output = torch_reference.official_forward(state, values, to_torch(images), head_dim=net.head_dim)
     torch.nn.functional.cross_entropy(output, torch.from_numpy(labels)).backward()
     assert relative_error(logits, output.detach()) < 1e-5
 
-    gradient, specs = flax.traverse_util.flatten_dict(gradient, sep="/"), annotations(net, images.shape).specs
-    expected = torch_reference.like_extracted(model, gradient=True)
+    slopes = {name: torch.zeros_like(x) if x.grad is None else x.grad for name, x in state.items()}
+    expected = flatten(from_torch_autoformer(slopes, net, arch)[1]["params"])
+    gradient, specs = flatten(gradient), annotations(net, images.shape).specs
     for path, spec in specs.items():
-        name = "/".join(path)
-        given = np.array(gradient[name])
-        if name in expected:
-            active = spec.active(given, arch)
-            assert relative_error(active, expected[name].reshape(active.shape)) < 1e-4, name
-        assert not np.any(np.where(spec.mask(arch), 0, given)), name
+        if path in expected:
+            active = spec.active(gradient[path], arch)
+            assert relative_error(active, expected[path].reshape(active.shape)) < 1e-4, path
+        assert not np.any(np.where(spec.mask(arch), 0, gradient[path])), path
     assert len(expected) == len(specs) - sum(path[0] == "block_2" for path in specs)
 
 

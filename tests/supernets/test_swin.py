@@ -1,5 +1,7 @@
 """S3's supernet: published sizes and PyTorch; test_promises.py has its promises."""
 
+import functools
+import itertools
 import math
 
 import flax.linen as nn
@@ -13,6 +15,9 @@ from small_nets import difference, jit, normal, random_params
 import jaxnas
 from jaxnas import spaces, supernets
 from jaxnas.network import annotated
+
+torch = pytest.importorskip("torch", reason="PyTorch, for comparison, comes with the extra `torch`")
+from torch.nn import functional as F  # noqa: E402
 
 pytestmark = pytest.mark.more  # a whole supernet
 
@@ -40,11 +45,65 @@ def test_the_space_of_small_images_fits_their_sizes():
         assert len(supernets.Swin(spaces.s3_small_images(size), size, patch, 10).space) == 18
 
 
+def dense(p, x):
+    return x @ p["kernel"] + p["bias"]
+
+
+def norm(scale, bias, x):
+    return F.layer_norm(x, x.shape[-1:], scale.flatten(), bias.flatten(), 1e-5)
+
+
+def reference(params, images, *, depths, windows, heads, patch):
+    """Logits of images [B, C, H, W] in float64, as the official code computes them."""
+    projection = params["patch_embed"]["projection"]
+    kernel = projection["kernel"].reshape(patch, patch, -1, projection["kernel"].shape[-1])
+    x = F.conv2d(images, kernel.permute(3, 2, 0, 1), projection["bias"], stride=patch)
+    x = norm(**params["patch_norm"], x=x.permute(0, 2, 3, 1))
+    for stage, (depth, window, number) in enumerate(zip(depths, windows, heads, strict=True), 1):
+        if stage > 1:
+            merge = params[f"merge_{stage}"]
+            corners = [x[:, row::2, column::2] for column in (0, 1) for row in (0, 1)]
+            x = norm(merge["norm_scale"], merge["norm_bias"], torch.cat(corners, dim=3))
+            x = x @ merge["kernel"].flatten(0, -2)
+        for block in range(depth):
+            p = params[f"stage_{stage}_block_{block}"]
+            shift = window // 2 if block % 2 and window < x.shape[1] else 0
+            x = x + dense(p["projection"], attention(p, x, window, shift, number))
+            y = norm(**p["mlp_norm"], x=x)
+            x = x + dense(p["mlp"]["out"], F.gelu(dense(p["mlp"]["in"], y)))
+    return dense(params["head"], norm(**params["norm"], x=x).mean(dim=(1, 2)))
+
+
+def attention(p, x, window, shift, heads):
+    """One window after the other, with an explicit mask and an entry of the table for each pair of tokens."""
+    size, qkv = x.shape[1], p["qkv"]
+    x = torch.roll(norm(qkv["norm_scale"], qkv["norm_bias"], x), (-shift, -shift), dims=(1, 2))
+    # Of which of 3 x 3 regions each place of the shifted map is; only tokens of one region see each other.
+    edges = torch.zeros(size, dtype=torch.long)
+    if shift:
+        edges[size - window :], edges[size - shift :] = 1, 2
+    regions = 3 * edges[:, None] + edges[None, :]
+    rows, columns = torch.arange(window**2) // window, torch.arange(window**2) % window
+    down, right = (of[None, :] - of[:, None] + window - 1 for of in (rows, columns))
+    bias = p["relative_bias"][down, right].permute(2, 0, 1)  # [heads, T, T]
+    parts = []
+    for row, column in itertools.product(range(0, size, window), repeat=2):
+        part = slice(row, row + window), slice(column, column + window)
+        y = x[:, part[0], part[1]].flatten(1, 2)
+        y = y @ qkv["kernel"].reshape(x.shape[-1], -1) + qkv["bias"].flatten()
+        # Channel c is of head c % heads.
+        q, k, v = y.unflatten(-1, (3, -1, heads)).permute(2, 0, 4, 1, 3)
+        seen = regions[part].flatten()
+        mask = torch.where(seen[:, None] == seen[None, :], 0.0, -100.0)
+        logits = (q * q.shape[3] ** -0.5) @ k.transpose(2, 3) + bias + mask
+        y = (logits.softmax(dim=3) @ v).permute(0, 2, 3, 1).flatten(2)
+        parts.append(y.unflatten(1, (window, window)))
+    bands = [torch.cat(parts[i : i + size // window], dim=2) for i in range(0, len(parts), size // window)]
+    return torch.roll(torch.cat(bands, dim=1), (shift, shift), dims=(1, 2))
+
+
 def test_forward_and_gradient_are_those_of_pytorch():
     """Two stages: shifted windows in the first, and windows as large as the map in the second."""
-    torch = pytest.importorskip("torch", reason="PyTorch, for comparison, comes with the extra `torch`")
-    import torch_swin
-
     torch.set_num_threads(1)  # threads that wait for small tensors cost more than they give
     alone = dict(
         depth=((2,), (2,)),
@@ -54,7 +113,6 @@ def test_forward_and_gradient_are_those_of_pytorch():
         mlp_ratio=((2.0,), (1.5,)),
         qkv_dim=((8,), (6,)),
     )
-    sizes = dict(depths=(2, 2), windows=(2, 4), heads=(1, 3))
     net, shape = supernets.Swin(spaces.swin(**alone), 16, 2, 5), (2, 16, 16, 3)
     params, images, weights = random_params(net, shape), normal(*shape), normal(2, 5)
 
@@ -68,62 +126,15 @@ def test_forward_and_gradient_are_those_of_pytorch():
         return *jax.grad(loss, has_aux=True)(params), half
 
     gradient, logits, half = run(params)
-    state = {
-        name: torch.tensor(np.asarray(value, np.float64), requires_grad=True)
-        for name, value in to_official(params, net).items()
-    }
-    pixels = torch.from_numpy(np.asarray(images, np.float64)).permute(0, 3, 1, 2)
-    expected = torch_swin.forward(state, pixels, **sizes)
-    (expected * torch.from_numpy(np.asarray(weights, np.float64))).sum().backward()
+    state, pixels, factors = jax.tree.map(
+        lambda x: torch.tensor(np.asarray(x, np.float64)), (params, images.transpose(0, 3, 1, 2), weights)
+    )
+    jax.tree.map(lambda x: x.requires_grad_(), state)
+    expected = reference(state, pixels, depths=(2, 2), windows=(2, 4), heads=(1, 3), patch=2)
+    (expected * factors).sum().backward()
     assert difference(logits, expected.detach().numpy()) <= 1e-5
     assert 0 < difference(half, logits) <= 5e-2
-    scale = max(float(value.grad.abs().max()) for value in state.values())
-    for name, value in to_official(gradient, net).items():
-        assert np.max(np.abs(value - state[name].grad.numpy())) <= 1e-5 * scale, name
-
-
-def to_official(params, net):
-    """Parameters, or their gradient, of a network of one architecture, by the official names and layouts."""
-    state = {}
-
-    def linear(name, kernel, bias=None):
-        state[f"{name}.weight"] = kernel.T
-        state.update({} if bias is None else {f"{name}.bias": bias})
-
-    def norm(name, values):
-        state.update({f"{name}.weight": values["scale"], f"{name}.bias": values["bias"]})
-
-    def by_head(x, axis, heads):  # channel c is of head c % heads here, and of head c // width there
-        x = np.moveaxis(x, axis, -1)
-        x = x.reshape(*x.shape[:-1], -1, heads).swapaxes(-1, -2).reshape(x.shape)
-        return np.moveaxis(x, -1, axis)
-
-    params, values = jax.tree.map(np.asarray, params), net.space.to_dict(net.space.smallest())
-    patch = params["patch_embed"]["projection"]
-    kernel = patch["kernel"].reshape(net.patch_size, net.patch_size, -1, patch["kernel"].shape[1])
-    state["patch_embed.proj.weight"] = kernel.transpose(3, 2, 0, 1)
-    state["patch_embed.proj.bias"] = patch["bias"]
-    norm("patch_embed.norm", params["patch_norm"])
-    norm("norm", params["norm"])
-    linear("head", **params["head"])
-    for name, one in params.items():
-        if name.startswith("merge"):
-            layer = f"layers.{int(name.removeprefix('merge_')) - 2}.downsample"
-            norm(f"{layer}.norm", {"scale": one["norm_scale"].ravel(), "bias": one["norm_bias"].ravel()})
-            linear(f"{layer}.reduction", one["kernel"].reshape(-1, one["kernel"].shape[-1]))
-        if name.startswith("stage"):
-            _, stage, _, block = name.split("_")
-            layer = f"layers.{int(stage) - 1}.blocks.{block}"
-            heads = values[f"num_heads_{stage}"][int(block)]
-            qkv = one["qkv"]
-            norm(f"{layer}.norm1", {"scale": qkv["norm_scale"][0], "bias": qkv["norm_bias"][0]})
-            kernel, bias = (by_head(qkv[leaf], -1, heads) for leaf in ("kernel", "bias"))
-            linear(f"{layer}.attn.qkv", kernel.reshape(kernel.shape[1], -1), bias.reshape(-1))
-            table = one["relative_bias"][::-1, ::-1]
-            state[f"{layer}.attn.relative_position_bias_table"] = table.reshape(-1, heads)
-            projection = one["projection"]
-            linear(f"{layer}.attn.proj", by_head(projection["kernel"], 0, heads), projection["bias"])
-            norm(f"{layer}.norm2", one["mlp_norm"])
-            linear(f"{layer}.mlp.fc1", **one["mlp"]["in"])
-            linear(f"{layer}.mlp.fc2", **one["mlp"]["out"])
-    return state
+    slopes = jax.tree.map(lambda x: x.grad.numpy(), state)
+    scale = max(np.max(np.abs(leaf)) for leaf in jax.tree.leaves(slopes))
+    close = functools.partial(np.testing.assert_allclose, rtol=0, atol=1e-5 * scale)
+    jax.tree.map(close, gradient, slopes)

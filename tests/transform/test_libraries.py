@@ -7,6 +7,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import promises
 import pytest
 import tiers
 from equimo.models.attnet import AttNet
@@ -216,62 +217,32 @@ def made(request):
         yield Made(case, module, groups, net, inputs, unflatten(variables))
 
 
-def architectures(net):
-    """The smallest, where blocks are skipped, and one that has some."""
-    return [net.space.smallest(), net.space.sample(jax.random.key(1))]
-
-
 def test_groups_have_names_of_modules(made):
     assert set(made.case.groups.split()) <= set(made.groups.groups)
     assert made.case.fixed in str(made.groups)
 
 
-@pytest.mark.parametrize("train", [False, True])
-def test_one_program_agrees_with_every_extracted_network(made, train):
-    recorded = network.annotated(made.net, made.inputs)
-    options = {"train": train, "mutable": True, "rngs": jax.random.key(3)}
+def test_a_supernet_is_its_extracted_networks(made):
+    """P1, P2, P3 and counted parameters, as the function says."""
+    promises.check_transformed(made.net, made.variables, made.inputs, samples=1)
+
+
+def test_the_largest_network_is_the_module_of_the_user(made):
+    """Also its updates; and out of training, a random architecture is its extracted network."""
+    net, inputs, arch = made.net, made.inputs, made.net.space.canonical(made.net.space.sample(KEY))
+    small, recorded = net.clone(space=net.space.fix(arch)), network.annotated(net, inputs)
+    part = unflatten(testing.cut(flatten(made.variables), recorded, arch))
 
     @jax.jit
-    def supernet(variables, inputs, arch):
-        return made.net.apply(variables, inputs, arch, **options)
+    def run(variables, part, arch, largest):
+        pairs = [(net.apply(variables, inputs, arch), small.apply(part, inputs))]
+        for train in (False, True):
+            ours = net.apply(variables, inputs, largest, train=train, mutable=True, rngs=KEY)
+            pairs.append((ours, made.groups.model.call(variables, inputs, KEY, train)))
+        return pairs
 
-    largest = supernet(made.variables, made.inputs, made.net.space.canonical(made.net.space.largest()))
-    plain = made.groups.model.call(made.variables, made.inputs, options["rngs"], train)
-    np.testing.assert_allclose(largest[0], plain[0], atol=1e-5)
-    assert flatten(largest[1]).keys() == flatten(plain[1]).keys()
-    for arch in architectures(made.net):
-        small = made.net.clone(space=made.net.space.fix(arch))
-        cut = testing.cut(flatten(made.variables), recorded, made.net.space.canonical(arch))
-        outputs, updates = supernet(made.variables, made.inputs, arch)
-        expected, stored = small.apply(unflatten(cut), made.inputs, **options)
-        np.testing.assert_allclose(outputs, expected, atol=1e-5 * max(1, float(jnp.abs(expected).max())))
-        updated = testing.cut(
-            flatten({**made.variables, **updates}), recorded, made.net.space.canonical(arch)
-        )
-        for path, x in flatten(stored).items():
-            np.testing.assert_allclose(updated[path], x, atol=1e-5)
-    assert supernet._cache_size() == 1
-
-
-def test_gradients_and_costs_are_of_the_active_part(made):
-    recorded = network.annotated(made.net, made.inputs)
-    arch = architectures(made.net)[1]
-    arch = made.net.space.canonical(arch)
-
-    @jax.jit
-    def gradients(params, arch):
-        def total(params):
-            return made.net.apply({**made.variables, "params": params}, made.inputs, arch).sum()
-
-        return jax.grad(total)(params)
-
-    found = flatten(gradients(made.variables["params"], arch))
-    active = 0
-    for path, gradient in found.items():
-        mask = np.broadcast_to(recorded.specs[path].mask(arch), gradient.shape)
-        assert not np.any(np.where(mask, 0, gradient)), path
-        active += int(mask.sum())
-    assert int(jaxnas.cost(made.net, made.inputs)(arch)["params"]) == active
+    for found, expected in run(made.variables, part, arch, net.space.canonical(net.space.largest())):
+        jax.tree.map(promises.close, found, expected)
 
 
 def test_verification_allows_for_rounding_that_a_network_amplifies(monkeypatch):

@@ -6,7 +6,9 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+import promises
 import pytest
+import refusals
 from jax import lax
 
 from jaxnas import Choice
@@ -49,36 +51,38 @@ def _loss(outputs, labels):
 
 
 def test_turns_of_a_scan_have_an_order_each():
-    """The best positions of each turn are first, and the network is the same."""
+    """The best positions of each turn are first, the network is the same, and its layers have a rank."""
 
     def scanned(variables, inputs):
         def layer(x, row):
             with jax.named_scope("layer"):
-                return x + jnp.tanh(x @ row["in"]) @ row["out"], None
+                return x + jax.checkpoint(jnp.tanh)(x @ row["in"]) @ row["out"], None
 
         return lax.scan(layer, inputs, variables)[0]
 
     keys = jax.random.split(jax.random.key(0), 3)
-    variables = {"in": jax.random.normal(keys[0], (3, 5, 6)), "out": jax.random.normal(keys[1], (3, 6, 5))}
+    important = np.array([[1, 1e-3, 1e-3, 1, 1e-3, 1]] * 3, np.float32)
+    variables = {
+        "in": jax.random.normal(keys[0], (3, 5, 6)) * important[:, None],
+        "out": jax.random.normal(keys[1], (3, 6, 5)) / 3 * important[:, :, None],
+    }
     inputs = jax.random.normal(keys[2], (4, 5))
     groups = analyze(scanned, variables, inputs)
     (hidden,) = (group.name for group in groups)
-    net = supernet(groups, {hidden: Choice(3, 6).repeat(3)}, verify=False)
+    by_turn = supernet(groups, {hidden: Choice(3, 6).repeat(3)}, verify=False)
+    shared = supernet(groups, {hidden: Choice(3, 6)}, verify=False)
     before = groups.model.variables
-    for by in (
-        "activations",
-        "weights",
-        "contributions",
-        lambda group, v: jnp.abs(v["params"]["out"]).sum(2),
-    ):
-        after = order(net, before, [inputs], by=by)
-        np.testing.assert_allclose(scanned(after["params"], inputs), scanned(variables, inputs), rtol=1e-5)
-    read = np.abs(np.asarray(after["params"]["out"])).sum(2)
+    scores = "activations", "weights", "contributions", lambda group, v: jnp.abs(v["params"]["out"]).sum(2)
+    for by in scores:
+        for net in (by_turn, shared) if isinstance(by, str) else (by_turn,):
+            after = order(net, before, [inputs], by=by)["params"]
+            np.testing.assert_allclose(scanned(after, inputs), scanned(variables, inputs), rtol=1e-5)
+            assert jnp.abs(after["in"][..., 3:]).max() < 0.1 < jnp.abs(after["in"][..., :3]).max()
+    read = np.abs(np.asarray(order(by_turn, before, [inputs], by=scores[-1])["params"]["out"])).sum(2)
     assert (np.diff(read) <= 0).all()
-    alike = supernet(groups, {hidden: Choice(3, 6)}, verify=False)
-    shared = order(alike, before, [inputs], by="weights")
-    ranks = [np.argsort(np.asarray(v["out"][..., 0]), axis=1) for v in (variables, shared["params"])]
-    orders = [before[np.argsort(after)] for before, after in zip(*ranks, strict=True)]
+    alike = order(shared, before, [inputs], by="weights")["params"]
+    ranks = [np.argsort(np.asarray(v["out"][..., 0]), axis=1) for v in (variables, alike)]
+    orders = [old[np.argsort(new)] for old, new in zip(*ranks, strict=True)]
     assert len(set(map(tuple, orders))) == 1 and sorted(orders[0]) != list(orders[0])
     ranked = rank_modules(groups, before, [inputs], "layer")
     assert sorted(ranked) == ["layer[0]", "layer[1]", "layer[2]"]
@@ -107,12 +111,6 @@ def _scaled(tree, path, index, by=1e-3):
     found[path[-1]][index] *= by
 
 
-def _by(by):
-    return {"by": by, "batches": [IMAGES]} | (
-        {"batches": [(IMAGES, LABELS)], "loss": _loss} if by == "taylor" else {}
-    )
-
-
 def _random(group, variables):
     return np.random.default_rng(group.size).random(group.size)
 
@@ -137,43 +135,44 @@ def mixer():
     for path in (("attention", "out"), ("down",)):
         for name in ("kernel", "bias"):
             _scaled(variables, ("params", "blocks_0", *path, name), np.s_[:])
-    return groups, variables
+    return _halves(groups), variables
 
 
 @pytest.mark.parametrize("by", ["activations", "weights", "contributions", "taylor", _random])
-def test_the_full_network_stays_the_same_function(by, convolutional, mixer):
-    more = [(_halves(mixer[0]), mixer[1])] if by in ("activations", "taylor") else []
-    for net, variables in [convolutional, *more]:
-        ordered = order(net, variables, **_by(by))
+def test_an_ordered_network_is_the_same_function_and_its_prefixes_are_its_best_parts(
+    by, convolutional, mixer
+):
+    given = {"by": by, "batches": [IMAGES]}
+    if by == "taylor":
+        given |= {"batches": [(IMAGES, LABELS)], "loss": _loss}
+    for net, variables in (convolutional, mixer) if by in ("activations", "taylor") else (convolutional,):
+        ordered = order(net, variables, **given)
         assert jax.tree.structure(ordered) == jax.tree.structure(variables)
-        call = jax.jit(lambda v, net=net: net.apply(v, IMAGES, net.space.largest()))
-        np.testing.assert_allclose(call(ordered), call(variables), atol=1e-5 * jnp.abs(call(variables)).max())
         moved = jax.tree.map(lambda x, y: not np.array_equal(x, y), variables, ordered)
         assert np.mean(jax.tree.leaves(moved)) > 0.8
-
-
-@pytest.mark.parametrize("by", ["activations", "weights", "contributions", "taylor"])
-def test_prefixes_of_an_ordered_network_are_its_best_parts(by, convolutional):
-    net, variables = convolutional
-    ordered = order(net, variables, **_by(by))
-    call = jax.jit(lambda v, arch: net.apply(v, IMAGES, arch))
-    whole, smallest = call(variables, net.space.largest()), net.space.smallest()
-    error = [jnp.abs(call(v, smallest) - whole).max() / jnp.abs(whole).max() for v in (variables, ordered)]
-    assert error[1] < 1e-2 < 0.3 < error[0]
-    # Batch statistics go with their channels.
-    stored = [np.sort(v["batch_stats"]["BatchNorm_0"]["mean"][:3]) for v in (variables, ordered)]
-    assert not np.array_equal(*stored)
+        call = jax.jit(lambda v, arch, net=net: net.apply(v, IMAGES, arch))
+        largest, smallest = net.space.largest(), net.space.smallest()
+        whole = call(variables, largest)
+        promises.close(call(ordered, largest), whole)
+        if net is convolutional[0] and by is not _random:
+            less = [np.abs(call(v, smallest) - whole) for v in (variables, ordered)]
+            error = [x.max() / jnp.abs(whole).max() for x in less]
+            assert error[1] < 1e-2 < 0.3 < error[0]
+            # Batch statistics go with their channels.
+            stored = [np.sort(v["batch_stats"]["BatchNorm_0"]["mean"][:3]) for v in (variables, ordered)]
+            assert not np.array_equal(*stored)
 
 
 def test_the_rank_of_modules_finds_the_one_that_changes_least(mixer):
-    groups, variables = mixer
+    halves, variables = mixer
+    groups = halves.groups
     # A batch of another size is one more program.
     ranked = rank_modules(groups, variables, [IMAGES, IMAGES[:4]], "blocks_*")
     assert ranked == ("blocks_1", "blocks_0")
-    assert rank_modules(_halves(groups), variables, [IMAGES], ranked) == ranked
+    assert rank_modules(halves, variables, [IMAGES], ranked) == ranked
     net = supernet(groups, {"blocks_*": Depth(1, 2, order=ranked)}, verify=False)
-    whole = net.apply(variables, IMAGES, net.space.largest())
-    less = net.apply(variables, IMAGES, net.space.smallest())
+    run = jax.jit(lambda arch: net.apply(variables, IMAGES, arch))
+    whole, less = run(net.space.largest()), run(net.space.smallest())
     assert jnp.abs(whole - less).max() < 0.02 * jnp.abs(whole).max()
 
 
@@ -208,45 +207,33 @@ def test_groups_in_which_positions_matter_stay_as_they_are():
     assert same == [True] * 5 + [False] * 2
 
 
-def test_scanned_layers_are_read_in_each_turn():
-    keys = jax.random.split(jax.random.key(0), 2)
-    kernels = [jax.random.normal(keys[0], (3, 4, 6)), jax.random.normal(keys[1], (3, 6, 4)) / 3]
-    unimportant = np.array([1, 1e-3, 1e-3, 1, 1e-3, 1], np.float32)
-    variables = {"up": kernels[0] * unimportant[None, None], "down": kernels[1] * unimportant[None, :, None]}
-
-    def call(variables, x):
-        def layer(x, w):
-            return x + jax.checkpoint(jnp.tanh)(x @ w["up"]) @ w["down"], None
-
-        return lax.scan(layer, x, variables)[0]
-
-    x = jax.random.normal(jax.random.key(3), (4, 4))
-    net = _halves(analyze(call, variables, x))
-    for by in ("activations", "weights", "contributions"):
-        ordered = order(net, {"params": variables}, [x], by=by)["params"]
-        assert jnp.abs(ordered["up"][..., 3:]).max() < 0.1 < jnp.abs(ordered["up"][..., :3]).max()
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"batches": None}, "An order by activations needs data: batches of inputs"),
-        ({"batches": [], "by": "taylor", "loss": _loss}, r"needs data: batches of \(inputs, targets\)"),
-        ({"by": "taylor"}, "by='taylor' needs loss="),
-        ({"loss": _loss}, "no other score does"),
-        ({"by": "taylor", "loss": _loss}, r"takes batches of \(inputs, targets\)"),
-        ({"by": "norms"}, "by='norms' is no score: expected one of activations, weights, contributions"),
-        ({"batches": [(IMAGES, LABELS)]}, "A batch has the inputs .*was analyzed with float32"),
-        ({"batches": [IMAGES[0]]}, r"A batch has the inputs float32\[6, 6, 2\]"),
-        ({"by": lambda group, variables: np.ones(2)}, r"have the shape \(2,\): expected"),
-        ({"by": lambda group, variables: np.full(group.size, np.nan)}, "not finite"),
-        ({"variables": {"params": {}}}, "is expected whole, as float32"),
-    ],
-)
-def test_what_cannot_be_ordered_is_refused(change, message, convolutional):
+def test_what_cannot_be_ordered_is_refused(convolutional, mixer):
     net, variables = convolutional
-    with pytest.raises(ValueError, match=message):
-        order(net, **{"variables": variables, "batches": [IMAGES], **change})
+    halves, stored = mixer
+
+    def case(*names, **change):
+        given = {"variables": variables, "batches": [IMAGES], **change}
+        return lambda: order(net, **given), ValueError, *names
+
+    def rank(*names, batches=(IMAGES,), modules="blocks_*"):
+        return lambda: rank_modules(halves, stored, batches, modules), ValueError, *names
+
+    refusals.check(
+        case("activations", "data", "inputs", batches=None),
+        case("data", "(inputs, targets)", by="taylor", loss=_loss, batches=[]),
+        case("'taylor'", "loss", by="taylor"),
+        case("loss", "activations", loss=_loss),
+        case("(inputs, targets)", by="taylor", loss=_loss),
+        case("'norms'", "activations, weights, contributions", by="norms"),
+        case("inputs", "float32", batches=[(IMAGES, LABELS)]),
+        case("float32[6, 6, 2]", batches=[IMAGES[0]]),
+        case("(2,)", by=lambda group, variables: np.ones(2)),
+        case("finite", by=lambda group, variables: np.full(group.size, np.nan)),
+        case("float32", variables={"params": {}}),
+        rank("blocks_9", modules="blocks_9"),
+        rank("head", modules="head"),
+        rank("data", batches=()),
+    )
 
 
 def test_another_function_is_refused_by_the_name_of_its_group(convolutional, monkeypatch):
@@ -257,12 +244,3 @@ def test_another_function_is_refused_by_the_name_of_its_group(convolutional, mon
     with pytest.raises(ValueError, match=f"another function .*{name} alone differs"):
         net = supernet(net.groups, kernels, verify=False)
         order(net, variables, by=lambda group, variables: np.arange(group.size))
-
-
-def test_modules_without_a_stream_have_no_rank(mixer):
-    groups, variables = mixer
-    for modules, message in (("blocks_9", "matches no module"), ("head", "head cannot be skipped")):
-        with pytest.raises(ValueError, match=message):
-            rank_modules(groups, variables, [IMAGES], modules)
-    with pytest.raises(ValueError, match="needs data"):
-        rank_modules(groups, variables, [], "blocks_*")
