@@ -35,10 +35,6 @@ def autoformer(size, **changes):
     return supernets.ViT(spaces.autoformer(size), **given | changes)
 
 
-def published(size):
-    return spaces.autoformer(size).from_dict(spaces.published_options(size))
-
-
 def lower(net, variables, inputs):
     """The traced and lowered forward pass of an extracted network."""
     return jax.jit(net.apply).lower(variables, specification(inputs))
@@ -90,11 +86,7 @@ def test_ragged_sparse_and_transposed_products_are_counted_and_unknown_ones_are_
     for kind in (sparse.BCOO, sparse.BCSR, sparse.CSR, sparse.COO):
         assert total(lambda x, y: x @ y, kind.fromdense(dense), right) == (4 * 5, 4 * 5)
     images, kernel = jnp.ones((1, 5, 6, 3)), jnp.ones((2, 3, 3, 4))
-    for padding, dilation in (
-        ((0, 0), (1, 1)),
-        ((2, 2), (1, 1)),
-        ((1, 3), (2, 3)),
-    ):  # within and beyond a border
+    for padding, dilation in (((0, 0), (1, 1)), ((2, 2), (1, 1)), ((1, 3), (2, 3))):  # also beyond a border
         function = functools.partial(transposed, (padding, padding), dilation)
         flops = jax.jit(function).lower(images, kernel).cost_analysis()["flops"]
         assert total(function, images, kernel) == (flops / 2, flops / 2)
@@ -120,48 +112,45 @@ def test_costs_are_those_of_the_extracted_network(name, seed):
     assert jaxnas.cost(small, SHAPE)(small.space.smallest()) == costs
 
 
-@pytest.mark.parametrize(
-    "size, params, params_without, flops, macs_without",
-    [
+def test_published_autoformers():
+    """Also without relative positions, where the products are those of any vision transformer."""
+    for size, params, params_without, flops, macs_without in (
         ("tiny", 5_867_944, 5_768_104, 1_344_034_362, 1_283_236_352),
         ("small", 22_891_432, 22_791_592, 4_892_144_730, 4_773_931_776),
         ("base", 53_691_688, 53_584_168, 11_236_929_660, 11_045_397_248),
-    ],
-)
-def test_published_autoformers(size, params, params_without, flops, macs_without):
-    """Also without relative positions, where the products are those of any vision transformer."""
-    arch = published(size)
-    net, plain = autoformer(size), autoformer(size, max_relative_position=0)
-    assert jaxnas.cost(net, IMAGE)(arch)["params"] == params
-    assert supernets.autoformer_flops(net)(arch) == flops
-    assert jaxnas.cost(plain, IMAGE)(arch) == {"params": params_without, "macs": macs_without}
+    ):
+        arch = spaces.autoformer(size).from_dict(spaces.published_options(size))
+        net, plain = autoformer(size), autoformer(size, max_relative_position=0)
+        assert jaxnas.cost(net, IMAGE)(arch)["params"] == params
+        assert supernets.autoformer_flops(net)(arch) == flops
+        assert jaxnas.cost(plain, IMAGE)(arch) == {"params": params_without, "macs": macs_without}
 
 
-@pytest.mark.parametrize("name", ["wide", "bfloat16"])
-def test_the_stored_supernet_is_the_largest_network(name):
-    case = setting(name)
-    stored = sum(leaf.size for leaf in jax.tree.leaves(case.params))
-    assert stored == cost_of(name)(case.space.largest())["params"]
-
-
-def test_the_batch_and_the_computation_type_change_no_cost():
-    case, arch = setting("bfloat16"), setting("bfloat16").space.largest()
+def test_the_largest_network_is_the_stored_supernet_whatever_the_batch_and_the_computation_type():
+    case = setting("bfloat16")
+    costs = cost_of("bfloat16")(case.space.largest())
+    assert costs["params"] == sum(leaf.size for leaf in jax.tree.leaves(case.params))
     other = jaxnas.cost(case.net.clone(dtype=jnp.float32), (7, *SHAPE[1:]))
-    assert other(arch) == cost_of("bfloat16")(arch)
+    assert other(case.space.largest()) == costs
 
 
 @every_setting
-def test_jit_and_vmap_are_exact(name):
-    cost, batch = cost_of(name), sample(setting(name).space, 0, 200)
-    expected = cost(batch)
-    mapped = jax.jit(jax.vmap(cost))(batch)
+def test_traced_costs_are_exact_and_one_hot_ones_too(name):
+    space, cost = setting(name).space, cost_of(name)
+    batch = sample(space, 0, 200)
+    expected, mapped = cost(batch), jax.jit(jax.vmap(cost))(batch)
+    one, soft = jax.jit(cost), jax.jit(cost)
     for key in ("params", "macs"):
         assert expected[key].dtype == np.int64 and mapped[key].dtype == jnp.int32
         np.testing.assert_array_equal(mapped[key], expected[key])
-    one = jax.jit(cost)
     for i in range(5):
-        for key, value in one(take(batch, i)).items():
-            assert int(value) == cost(take(batch, i))[key] == expected[key][i]
+        arch = take(batch, i)
+        for key, value in one(arch).items():
+            assert int(value) == cost(arch)[key] == expected[key][i]
+        weights = {key: np.eye(space[key].width, dtype=np.float32)[x] for key, x in arch.items()}
+        for key, value in soft(weights).items():
+            assert value.dtype == jnp.float32
+            np.testing.assert_allclose(value, expected[key][i], rtol=1e-6)
 
 
 def test_beyond_int32_rounds_once():
@@ -173,18 +162,6 @@ def test_beyond_int32_rounds_once():
     assert traced["macs"].dtype == jnp.float32
     np.testing.assert_array_equal(traced["macs"], exact["macs"].astype(np.float32))
     np.testing.assert_array_equal(traced["params"], exact["params"])
-
-
-@every_setting
-def test_one_hot_costs_what_hard_costs(name):
-    space, cost = setting(name).space, cost_of(name)
-    soft = jax.jit(cost)
-    for seed in range(5):
-        arch = sample(space, seed)
-        weights = {key: jax.nn.one_hot(x, space[key].width) for key, x in arch.items()}
-        for key, value in soft(weights).items():
-            assert value.dtype == jnp.float32
-            np.testing.assert_allclose(value, cost(arch)[key], rtol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["wide", "narrow"])

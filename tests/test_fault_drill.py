@@ -33,22 +33,21 @@ def workdir(path, weight=1.0, score=0.5, seconds=1.0):
     return path
 
 
-@pytest.mark.parametrize(
-    "changes, expected",
-    [
-        ({}, []),
-        ({"seconds": 2.0}, []),
-        ({"score": 0.6}, ["search/history.jsonl"]),
-        ({"weight": float(np.nextafter(np.float32(1), np.float32(2)))}, ["checkpoints"]),
-    ],
-)
-def test_the_drill_sees_all_that_differs_but_times(tmp_path, changes, expected):
-    one, two = workdir(tmp_path / "one"), workdir(tmp_path / "two", **changes)
-    (two / ".report.html.tmp-1234").write_text("what a kill left")
-    assert differences(one, two) == expected
-    (two / "part.npz").unlink()
-    (two / "report.html").write_text("<p>0.6 of 3 networks, in 1.0 ms, 1.0 steps per second</p>")
-    assert differences(one, two) == sorted([*expected, "part.npz", "report.html"])
+def test_the_drill_sees_all_that_differs_but_times(tmp_path):
+    one, above_one = workdir(tmp_path / "one"), float(np.nextafter(np.float32(1), np.float32(2)))
+    for number, (changes, expected) in enumerate(
+        (
+            ({"seconds": 2.0}, []),
+            ({"score": 0.6}, ["search/history.jsonl"]),
+            ({"weight": above_one}, ["checkpoints"]),
+        )
+    ):
+        two = workdir(tmp_path / str(number), **changes)
+        (two / ".report.html.tmp-1234").write_text("what a kill left")
+        assert differences(one, two) == expected
+        (two / "part.npz").unlink()
+        (two / "report.html").write_text("<p>0.6 of 3 networks, in 1.0 ms, 1.0 steps per second</p>")
+        assert differences(one, two) == sorted([*expected, "part.npz", "report.html"])
 
 
 @pytest.mark.nightly

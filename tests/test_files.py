@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import json
 import os
 import pathlib
 import resource
@@ -79,31 +78,26 @@ def test_a_corrupt_json_file_is_named(tmp_path):
     refusals.check(
         reading(b"", "empty"),
         reading(b'{"a": 1,\n"b"', "line 2"),
-        reading(b"\xff\xfe", "byte 0"),
         reading(b"[" * 100_000, "nested"),
-        reading(b"1" * 5000, "digits"),
         (lambda: files.read_json(tmp_path / "results.json"), FileNotFoundError, "mean result.json"),
     )
 
 
-WRITERS = {
-    "bytes": (files.write_bytes, b"old", b"new", pathlib.Path.read_bytes),
-    "text": (files.write_text, "old", "n\u00e9w\n", lambda path: path.read_bytes().decode()),
-    "json": (files.write_json, {"a": 1}, {"a": [2, "\u00e9"]}, files.read_json),
-}
-
-
-@pytest.mark.parametrize("write, old, new, read", WRITERS.values(), ids=WRITERS)
-def test_a_file_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch, write, old, new, read):
+def test_a_file_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
     path = tmp_path / "a file [1]"
-    for stop in ("fsync", "replace"):  # Before the bytes are on disk; before they are in their place.
-        write(path, old)
-        with killed_at(stop, monkeypatch):
+    for write, old, new, read in (
+        (files.write_bytes, b"old", b"new", pathlib.Path.read_bytes),
+        (files.write_text, "old", "n\u00e9w\n", lambda path: path.read_bytes().decode()),
+        (files.write_json, {"a": 1}, {"a": [2, "\u00e9"]}, files.read_json),
+    ):
+        for stop in ("fsync", "replace"):  # Before the bytes are on disk; before they are in their place.
+            write(path, old)
+            with killed_at(stop, monkeypatch):
+                write(path, new)
+            assert read(path) == old
             write(path, new)
-        assert read(path) == old
-        write(path, new)
-        assert read(path) == new
-        assert os.listdir(tmp_path) == [path.name]
+            assert read(path) == new
+            assert os.listdir(tmp_path) == [path.name]
 
 
 def test_what_a_killed_writer_left_goes_after_a_day(tmp_path):
@@ -121,15 +115,6 @@ def test_what_a_killed_writer_left_goes_after_a_day(tmp_path):
         assert folder.parent == tmp_path and not os.listdir(folder)
     assert sorted(os.listdir(tmp_path)) == kept
     assert files.is_leftover(fresh) and not files.is_leftover(path)
-
-
-WRITE_FOREVER = """
-import sys
-from jaxnas import files
-for i in range(10**9):
-    files.write_bytes(sys.argv[1], bytes([65 + i % 26]) * 100_000)
-    if i == 5: print("writing", flush=True)
-"""
 
 
 def test_a_full_disk_says_what_was_needed_and_what_is_kept(tmp_path):
@@ -153,11 +138,18 @@ def test_a_full_disk_says_what_was_needed_and_what_is_kept(tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["file", "lines.jsonl"]
 
 
+WRITE_FOREVER = """
+import sys
+from jaxnas import files
+for i in range(10**9):
+    files.write_bytes(sys.argv[1], bytes([65 + i % 26]) * 100_000)
+    if i == 5: print("writing", flush=True)
+"""
+
+
 def test_several_processes_write_one_file_and_are_killed(tmp_path):
-    path = tmp_path / "file"
-    command = [sys.executable, "-c", WRITE_FOREVER, str(path)]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    writers = [subprocess.Popen(command, stdout=-1, stderr=-1, env=environment) for _ in range(2)]
+    path, command = tmp_path / "file", [sys.executable, "-c", WRITE_FOREVER, str(tmp_path / "file")]
+    writers = [subprocess.Popen(command, stdout=-1, stderr=-1, cwd=ROOT) for _ in range(2)]
     for writer in writers:
         assert writer.stdout.readline() == b"writing\n"
     contents = [path.read_bytes() for _ in range(100)]
@@ -249,14 +241,3 @@ def test_a_tilde_is_the_home_folder(tmp_path, monkeypatch):
     assert files.as_path("~") == tmp_path == files.absolute("~")
     assert files.as_path("~nobody/x") == pathlib.Path("~nobody/x")
     assert {path.name for path in tmp_path.iterdir()} == {"lines.jsonl", "text.txt"}
-
-
-def test_differences_are_named_by_their_fields():
-    before = {"seed": 3, "training": {"steps": 3, "widths": (1, 2)}, "old": 1, "empty": {}}
-    after = {"seed": 3, "training": {"steps": 4, "widths": [1, 2]}, "empty": {}, "new": None}
-    assert files.diff(before, json.loads(json.dumps(before))) == []
-    assert files.diff(before, after, ("there", "here")) == [
-        "training.steps: 3 (there) / 4 (here)",
-        "old: 1 (there) / absent (here)",
-        "new: absent (there) / null (here)",
-    ]

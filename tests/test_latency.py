@@ -44,8 +44,8 @@ def test_the_latency_of_an_architecture_is_the_sum_of_its_blocks():
     assert float(cost(weights)["latency_ms"]) == pytest.approx(1300e-6)
     gradient = jax.grad(lambda w: cost(w)["latency_ms"])(weights)["block"]
     np.testing.assert_allclose(gradient, [[0, 300e-6, 1000e-6]] * 3, rtol=1e-6)
-    # Also of the network that was found, whose options are fixed.
-    assert TABLE.cost(SPACE.fix(arch))(SPACE.fix(arch).smallest()) == {"latency_ms": 1300e-6}
+    fixed_space = SPACE.fix(arch)  # of the network that was found
+    assert TABLE.cost(fixed_space)(fixed_space.smallest()) == {"latency_ms": 1300e-6}
 
 
 def test_what_is_inactive_takes_no_time():

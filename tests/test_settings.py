@@ -11,7 +11,6 @@ import refusals
 from small_tasks import task_of
 
 from jaxnas import Choice, Space, predictors, runs, search, tasks, training
-from jaxnas.checks import check_counts
 from jaxnas.training.relaxations import softmax
 
 SPACE = {"space": Space(digit=Choice(*range(10)).repeat(4))}
@@ -136,10 +135,3 @@ def test_whole_numbers_of_numpy_become_plain_ones():
     """Settings are written as JSON, and compared."""
     given = training.Training(steps=np.arange(4)[3])
     assert type(given.steps) is int and given == training.Training(steps=3)
-
-
-def test_a_bound_of_a_count_is_kept():
-    class Bounded:
-        places = 4
-
-    refusals.check((lambda: check_counts(Bounded(), "places", least=0, most=3), ValueError, "places", "4"))

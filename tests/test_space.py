@@ -29,14 +29,7 @@ RAGGED = Space(
     depth=Choice(1, 2),
     width=Choice(3, 4, 5).repeat(2, active="depth").at_positions((3, 5), (3, 4, 5)),
 )
-SPACES = {
-    "tiny": TINY,
-    "digits": spaces.digits(),
-    "nested": NESTED,
-    "ragged": RAGGED,
-    "restricted": TINY.restrict(depth=(12, 13), num_heads=4),
-    "fixed": TINY.fix(TINY.from_dict(PUBLISHED)),
-}
+SPACES = {"tiny": TINY, "nested": NESTED, "ragged": RAGGED, "fixed": TINY.fix(TINY.from_dict(PUBLISHED))}
 every_space = pytest.mark.parametrize("space", SPACES.values(), ids=SPACES)
 seeds = st.integers(0, 2**31 - 1)
 
@@ -45,19 +38,16 @@ def equal(a, b):
     return set(a) == set(b) and all(np.array_equal(a[name], b[name]) for name in a)
 
 
-@pytest.mark.parametrize(
-    "size, count, rounded",
-    [
+def test_cardinality_of_autoformer():
+    """The sizes of autoformer.md, 1.1, exactly."""
+    for size, count, rounded in (
         ("tiny", 3 * (6**12 + 6**13 + 6**14), "2.81e+11"),
         ("small", 3 * (9**12 + 9**13 + 9**14), "7.71e+13"),
         ("base", 3 * (9**14 + 9**15 + 9**16), "6.25e+15"),
-    ],
-)
-def test_cardinality_of_autoformer(size, count, rounded):
-    """The sizes of autoformer.md, 1.1, exactly."""
-    space = spaces.autoformer(size)
-    assert space.cardinality == count and f"{count:.2e}" == rounded
-    space.check(space.from_dict(spaces.published_options(size)))
+    ):
+        space = spaces.autoformer(size)
+        assert space.cardinality == count and f"{count:.2e}" == rounded
+        space.check(space.from_dict(spaces.published_options(size)))
 
 
 def check_enumeration(space):
@@ -73,7 +63,7 @@ def test_enumerate_is_every_canonical_architecture_once(name):
     check_enumeration(SPACES[name])
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(st.data())
 def test_enumerate_of_any_space(data):
     """Conditions drawn at random, nested and shared."""
@@ -129,30 +119,25 @@ def test_mutate_and_crossover(space, seed, probability):
         assert np.all(~active | from_a | from_b | neither)
 
 
-def mutants(arch, count, **rates):
-    """Children of an architecture that change only where a rate is given."""
-    keys = jax.random.split(jax.random.key(1), count)
-    many = jax.vmap(lambda key: TINY.mutate(key, arch, dict.fromkeys(TINY, 0.0) | rates))(keys)
-    return jax.tree.map(np.array, many)
-
-
 def assert_uniform(indices, atol):
     share = np.bincount(np.ravel(indices), minlength=3) / np.size(indices)
     np.testing.assert_allclose(share, 1 / 3, atol=atol)
 
 
-def test_mutate_by_name():
+def test_mutants_change_only_where_a_rate_is_given_and_their_new_layers_are_random():
+    @jax.jit
+    def mutants(arch, rates):
+        return jax.vmap(lambda key: TINY.mutate(key, arch, rates))(jax.random.split(jax.random.key(1), 600))
+
+    none = dict.fromkeys(TINY, 0.0)
     arch = TINY.sample(jax.random.key(0))
-    many = mutants(arch, 500, num_heads=1.0)
+    many = jax.tree.map(np.array, mutants(arch, none | {"num_heads": 1.0}))
     for name in ("embed_dim", "depth", "mlp_ratio"):
         assert np.all(many[name] == np.array(arch[name]))
     depth = TINY["depth"].options[int(arch["depth"])]
     assert abs(np.mean(many["num_heads"][:, :depth]) - 0.5) < 0.03
-
-
-def test_new_layers_of_a_mutant_are_random():
     arch = TINY.canonical({**TINY.smallest(), "mlp_ratio": jnp.ones(14, jnp.int32)})
-    many = mutants(arch, 600, depth=1.0)
+    many = jax.tree.map(np.array, mutants(arch, none | {"depth": 1.0}))
     deepest = many["mlp_ratio"][many["depth"] == 2]
     assert np.all(deepest[:, :12] == 1)
     assert_uniform(deepest[:, 12:], 0.08)
@@ -182,7 +167,7 @@ def test_jit_and_vmap_equal_the_loop():
     assert equal(jax.tree.map(lambda x: x[2], many), space.mutate(keys[2], rows[2], 0.5))
 
 
-def test_smallest_and_largest():
+def test_smallest_and_largest_and_what_files_leave_out():
     shallow = {"embed_dim": 192, "depth": 12, "num_heads": [3] * 12, "mlp_ratio": [3.0] * 12}
     deep = {"embed_dim": 240, "depth": 14, "num_heads": [4] * 14, "mlp_ratio": [4.0] * 14}
     unordered = Space(width=Choice(5, 9, 2), kind=Choice("z", "a"))
@@ -192,15 +177,9 @@ def test_smallest_and_largest():
     ):
         assert space.to_dict(space.smallest()) == smallest
         assert space.to_dict(space.largest()) == largest
-
-
-def test_inactive_values_are_left_out_of_files():
-    kinds = ["attention", "identity", "attention"]
-    for values in (
-        {"depth": 3, "kind": kinds, "heads": [2, None, 4], "mode": "a"},
-        {"depth": 0, "mode": "b", "extra": 1},
-    ):
-        assert NESTED.to_dict(NESTED.from_dict(values)) == values
+    values = dict(depth=3, kind=["attention", "identity", "attention"], heads=[2, None, 4], mode="a")
+    for inactive in (values, {"depth": 0, "mode": "b", "extra": 1}):
+        assert NESTED.to_dict(NESTED.from_dict(inactive)) == inactive
 
 
 def test_soft_architectures():
@@ -230,15 +209,14 @@ def test_soft_architectures():
 
 @every_space
 def test_fix(space):
-    for seed in range(2):
-        arch = space.sample(jax.random.key(seed))
-        fixed = space.fix(arch)
-        assert fixed.cardinality == 1
-        assert fixed.to_dict(fixed.smallest()) == space.to_dict(arch)
-        assert equal(fixed.sample(jax.random.key(0)), fixed.largest())
-        assert equal(fixed.enumerate(), jax.tree.map(lambda x: x[None], fixed.smallest()))
-        assert equal(fixed.mutate(jax.random.key(0), fixed.smallest(), 0.5), fixed.smallest())
-        assert fixed.fix(fixed.smallest()) == fixed
+    arch = space.sample(jax.random.key(0))
+    fixed = space.fix(arch)
+    assert fixed.cardinality == 1
+    assert fixed.to_dict(fixed.smallest()) == space.to_dict(arch)
+    assert equal(fixed.sample(jax.random.key(0)), fixed.largest())
+    assert equal(fixed.enumerate(), jax.tree.map(lambda x: x[None], fixed.smallest()))
+    assert equal(fixed.mutate(jax.random.key(0), fixed.smallest(), 0.5), fixed.smallest())
+    assert fixed.fix(fixed.smallest()) == fixed
 
 
 def test_restrict():
@@ -286,7 +264,6 @@ def test_architectures_that_are_not_of_the_space_are_refused():
         (lambda: TINY.mutate(key, outside[0], 0.1), ValueError, "'depth'", "99"),
         (lambda: TINY.crossover(key, TINY.smallest(), outside[0]), ValueError, "'depth'", "99"),
         (check(depht=0), ValueError, "'depht'", "'depth'"),
-        (check("depth"), ValueError, "'depth'"),
         (check(num_heads=np.zeros(13, np.int32)), ValueError, "'num_heads'", "(13,)", "(14,)"),
         (check(mlp_ratio=np.int32([0] * 5 + [-1] + [0] * 8)), ValueError, "'mlp_ratio'[5]", "-1"),
         (check(mlp_ratio=np.zeros(14, bool)), TypeError, "'mlp_ratio'", "bool"),
@@ -298,11 +275,8 @@ def test_architectures_that_are_not_of_the_space_are_refused():
         (read(embed_dim=200), ValueError, "200", "192"),
         (read(embed_dim="192"), ValueError, "'192' is not", "did you mean 192?"),
         (read(num_heads=[3] * 3 + [5] + [3] * 9), ValueError, "'num_heads'[3]", "5"),
-        (read(num_heads=[3] * 12), ValueError, "'num_heads'", "12"),
         (read(depth=12, mlp_ratio=[3] * 12), ValueError, "'num_heads'", "13", "'depth'"),
         (read(num_heads=3), ValueError, "'num_heads'", "list"),
-        (read(embed_dim=None), ValueError, "'embed_dim'"),
-        (lambda: TINY.from_dict(None), TypeError, "None"),
         (lambda: TINY.enumerate(), ValueError, "280,804,921,344", "100,000"),
         (lambda: TINY.mutate(key, TINY.smallest(), {"depth": 0.2}), ValueError, "embed_dim"),
         (lambda: TINY.mutate(key, TINY.smallest(), 1.2), ValueError, "1.2"),
@@ -318,7 +292,6 @@ def test_choices_and_spaces_that_cannot_be_are_refused():
         return lambda: Choice(1, 4).repeat(2).at_positions(*rows)
 
     refusals.check(
-        (lambda: Choice(), ValueError, "options"),
         (lambda: Choice(1, 1.0), ValueError, "twice"),
         (lambda: Choice((1, 2)), TypeError, "(1, 2)"),
         (lambda: Choice(True), TypeError, "True"),
@@ -328,14 +301,10 @@ def test_choices_and_spaces_that_cannot_be_are_refused():
         (lambda: Choice(1).repeat(0), ValueError, "from 1", "0"),
         (lambda: spaces.par(10**11), ValueError, "10,000", str(10**11)),
         (lambda: Choice(1).repeat(2).repeat(2), ValueError, "repeated"),
-        (lambda: Choice(1).at_positions((1,)), ValueError, "1"),
         (at_positions((1,)), ValueError, "1", "2"),
         (at_positions((1,), (3,)), ValueError, "3", "position 1", "4"),
         (by_position([[1], [3]]), ValueError, "3", "position 1"),
-        (by_position([[1]]), ValueError, "1", "2"),
-        (lambda: Space(), ValueError, "choices"),
         (lambda: Space(a=3), TypeError, "Choice"),
-        (lambda: Space.from_json(None), TypeError, "None"),
         (lambda: Space(a=Choice(1).when("zzzzz", 1)), ValueError, "'zzzzz'"),
         (lambda: Space(depth=Choice(2), a=Choice(1).repeat(2, active="dept")), ValueError, "'depth'"),
         (lambda: Space(depth=Choice(2, 3), a=Choice(1).repeat(2, active="depth")), ValueError, "3"),

@@ -1,14 +1,14 @@
 """Variables of another network are refused at every door, by the arrays that differ."""
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import refusals
 import small_tasks
+from user_networks import Elastic
 
 import jaxnas
 from jaxnas import Choice, Space, runs, training
-from jaxnas.elastic import Decisions, Dense, fixed, width
+from jaxnas.elastic import Dense, fixed, width
 
 
 def zeros(net, inputs):
@@ -37,39 +37,10 @@ def test_variables_of_another_network_are_refused_by_the_arrays_that_differ():
     )
 
 
-class Normed(nn.Module):
-    """A plain network with batch statistics."""
-
-    classes: int
-
-    @nn.compact
-    def __call__(self, images, train=False):
-        x = nn.BatchNorm(use_running_average=not train)(nn.Conv(4, (3, 3))(images))
-        return nn.Dense(self.classes, name="head")(x.mean(axis=(1, 2)))
-
-
-def test_calibration_refuses_variables_of_another_network():
-    images = jnp.zeros((1, 2, 6, 6, 3))
-    given, variables = (Normed(n).init(jax.random.key(0), images[0]) for n in (3, 5))
-    groups = jaxnas.analyze(Normed(5), variables, images[0])
-    net = jaxnas.supernet(groups, {"Conv_0/channels": Choice(2, 4)})
-    refusals.check(
-        (
-            lambda: jaxnas.calibrate(net, given, net.space.largest(), images),
-            ValueError,
-            *("Supernet", "params/head/bias", "(3,)", "(5,)"),
-        )
-    )
-
-
-class Sowing(nn.Module):
+class Sowing(Elastic):
     """A dense layer that sows a loss of its own."""
 
-    space: Space
-
-    @nn.compact
-    def __call__(self, images, arch=None, *, train=False):
-        decisions = Decisions(self.space, arch, initializing=self.is_initializing())
+    def body(self, images, decisions, train):
         hidden = width(int, decisions["hidden"])
         x = images.reshape(images.shape[0], -1)
         x = Dense(name="in")(x, fixed(x.shape[-1]), hidden)

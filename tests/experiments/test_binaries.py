@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import in_process
@@ -25,9 +26,9 @@ from jaxnas.experiments import strategies
 from jaxnas.experiments.configs import CONFIGS
 
 ROOT = pathlib.Path(__file__).parents[2]
-DIGITS, MORE = "autoformer_digits", ("tiny_shakespeare", "s3_digits")
+DIGITS, TEXT, MORE = "autoformer_digits", "text", ("tiny_shakespeare", "s3_digits")
 EVERY = ("training.log_every=5", "training.evaluate_every=20", "training.checkpoint_every=10")
-SHORT = (*EVERY, "training.steps=40", "training.warmup_steps=5")
+SHORT = (*EVERY, "training.steps=80", "training.warmup_steps=5")
 EVOLUTION = tuple(
     f"search.method.strategy.{name}={number}"
     for name, number in dict(evaluations=24, population=8, parents=3, mutations=4, crossovers=3).items()
@@ -37,8 +38,11 @@ FLOWS = {
         *SHORT,
         *EVOLUTION,
         "network.space=vit((8,16),(1,2),(1,2),(1.0,2.0))",
+        *("network.form=masked", "network.max_relative_position=0"),
+        "training.batch_size=32",
         "training.steps_per_call=5",
     ),
+    TEXT: ("training.log_every=5", "search.limit=4"),
     "s3_digits": (
         *SHORT,
         *EVOLUTION,
@@ -57,79 +61,100 @@ FLOWS = {
         *(f"search.method.{name}" for name in ("samples=4", "explore=0.5", "eta=2", "steps=2,4")),
     ),
 }
-# What a flow leaves that must be the same after kills.
-SAME = ["metrics.jsonl", "spaces.json", "search/history.jsonl", "result.json", "report.html"]
-SAME += ["subnet/model.safetensors"]
+# What a flow leaves that must be the same after kills (the page has the times of retrainings, which differ).
+SAME = ["metrics.jsonl", "spaces.json", "search/history.jsonl", "result.json", "subnet/model.safetensors"]
 
 
-SMALL_PAR = """
+# Configs in files of a user's own: a search by trials, and stacks of four blocks to compare with.
+FILES = {
+    TEXT: """
+from small_tasks import net_of, task_of
+from jaxnas.experiments import Config
+from jaxnas import runs
+from jaxnas.training import Relaxed, Training
+CONFIG = Config(name="text", task=task_of("text"), network=net_of("text"), recipe=Relaxed(start=5),
+                training=Training(steps=20, batch_size=8), architectures={"widest": dict(embed=8, hidden=16)},
+                search=runs.Search(runs.Trials(samples=4, explore=0.5, eta=2, steps=(2, 4))))
+""",
+    "tiny_shakespeare": """
 import dataclasses
 from jaxnas.experiments.configs import par
 stacks = par.stacks(4)
 recipe = dataclasses.replace(par.TINY_SHAKESPEARE.recipe, reference=stacks["interleaved"])
 CONFIG = dataclasses.replace(par.TINY_SHAKESPEARE, recipe=recipe, architectures=stacks)
-"""
+""",
+}
 
 
-def command(binary, config, workdir, data_dir, *more):
-    # The stacks to compare with have eight blocks.
-    name = data_dir / "small_par.py" if config == "tiny_shakespeare" else config
-    given = [f"--config={name}", f"--workdir={workdir}", f"--data_dir={data_dir}"]
-    given += [f"--set={assignment}" for assignment in FLOWS[config]]
-    return [sys.executable, "-m", f"experiments.{binary}", *given, *more]
+def given(config, workdir, data_dir):
+    name = data_dir / f"{config}.py" if config in FILES else config
+    common = [f"--config={name}", f"--workdir={workdir}", f"--data_dir={data_dir}"]
+    return common + [f"--set={assignment}" for assignment in FLOWS[config]]
 
 
-def here(binary, config, workdir, data_dir, *more, code=0):
-    """The output of a binary that runs in this process."""
-    return in_process.main(binary, *command(binary, config, workdir, data_dir, *more)[3:], code=code)
-
-
-def start(*arguments):
-    return subprocess.Popen(
-        command(*arguments), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-
-
-def finish(process, code=0):
-    output, _ = process.communicate(timeout=900)
-    assert process.returncode == code, output
-    return output
-
-
-def stop_when(process, ready, number=signal.SIGKILL):
-    """Sends a signal as soon as a condition holds; fails if the run ends before."""
+def wait_for(ready, check=lambda: None):
     deadline = time.monotonic() + 900
     while not ready():
-        assert process.poll() is None, f"ended before it could be stopped: {process.stdout.read()}"
+        check()
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    os.kill(process.pid, number)
-    process.wait()
-    output = process.stdout.read()
-    process.stdout.close()
-    return process.returncode, output
+
+
+def kill_when(ready, binary, *flags):
+    """Runs a binary in a process of its own, which is killed as soon as a condition holds."""
+    command = [sys.executable, "-m", f"experiments.{binary}", *flags]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+    def check():
+        assert process.poll() is None, f"ended before it could be killed: {process.stdout.read()}"
+
+    wait_for(ready, check)
+    process.kill()
+    process.communicate()
+
+
+def terminate_when(ready, binary, *flags):
+    """Runs a binary in this process, which gets SIGTERM as soon as a condition holds."""
+
+    def terminate():
+        wait_for(ready)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, lambda *_: None)  # where it comes too late
+    thread = threading.Thread(target=terminate, daemon=True)
+    try:
+        thread.start()
+        assert "the same command resumes" in in_process.main(binary, *flags, code=143)
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @pytest.fixture(scope="module")
 def data_dir(tmp_path_factory):
-    """Prepared data, with the licence of this repository as a text, and a config file of a user's own."""
+    """Where configs of a user's own are, and data that are prepared."""
+    folder = tmp_path_factory.mktemp("data")
+    for name, text in FILES.items():
+        (folder / f"{name}.py").write_text(text)
+    return folder
+
+
+def prepare_text(data_dir):
+    """The licence of this repository as a text."""
     from tools import convert_data
 
-    prepared, folder = tmp_path_factory.mktemp("data"), tmp_path_factory.mktemp("text")
-    (folder / "input.txt").write_text((ROOT / "LICENSE").read_text() * 3)
-    convert_data.convert("tiny_shakespeare", folder, prepared)
-    (prepared / "small_par.py").write_text(SMALL_PAR)
-    return prepared
+    (data_dir / "original").mkdir()
+    (data_dir / "original" / "input.txt").write_text((ROOT / "LICENSE").read_text() * 3)
+    convert_data.convert("tiny_shakespeare", data_dir / "original", data_dir)
 
 
 @functools.cache
 def smooth(config, workdir, data_dir):
-    """A flow in one go, by processes like those that are killed: its config, workdir and outputs."""
-    outputs = {
-        binary: finish(start(binary, config, workdir, data_dir))
-        for binary in ("train_supernet", "search", "retrain")
-    }
-    return config, workdir, outputs
+    """A flow in one go: its config, workdir and outputs."""
+    if config == "tiny_shakespeare":
+        prepare_text(data_dir)
+    flags = given(config, workdir, data_dir)
+    binaries = ("train_supernet", "search", "retrain")
+    return config, workdir, [in_process.main(binary, *flags) for binary in binaries]
 
 
 @pytest.fixture(scope="module")
@@ -137,33 +162,33 @@ def flows(tmp_path_factory):
     return tmp_path_factory.mktemp("smooth")
 
 
-@pytest.fixture(params=[DIGITS, MORE[0], *tiers.nightly(*MORE[1:])])
+@pytest.fixture(params=[DIGITS, TEXT, *tiers.nightly(*MORE)])
 def flow(request, flows, data_dir):
     return smooth(request.param, flows / request.param, data_dir)
 
 
 @pytest.mark.parametrize("flow", [DIGITS, *tiers.nightly(*MORE)], indirect=True)
-def test_a_flow_whose_binaries_are_killed_ends_with_the_same_files(flow, tmp_path, data_dir):
+def test_a_flow_whose_binaries_are_killed_or_stopped_ends_with_the_same_files(flow, tmp_path, data_dir):
     config, workdir, _ = flow
-    killed = tmp_path
-    history, alone = killed / "search" / "history.jsonl", killed / "retrained" / "found-scratch-0"
-    moments = {
-        "train_supernet": lambda: (killed / "checkpoints" / "20").exists(),
-        "search": lambda: history.exists() and history.read_bytes().count(b"\n") >= 4,
-        "retrain": lambda: (alone / "checkpoints" / "10").exists(),
-    }
-    follows = re.compile('<meta http-equiv="refresh"')
-    for binary, ready in moments.items():
-        stop_when(start(binary, config, killed, data_dir), ready)
-        if binary == "train_supernet":  # The page that a browser follows was there while it went on.
-            assert follows.search((killed / "report.html").read_text())
-        finish(start(binary, config, killed, data_dir))
-        assert not follows.search((killed / "report.html").read_text())
+    flags, history = given(config, tmp_path, data_dir), tmp_path / "search" / "history.jsonl"
+    alone = tmp_path / "retrained" / "found-scratch-0"
+
+    def follows():  # whether a browser reloads the page, as it does while a run goes on
+        return '<meta http-equiv="refresh"' in (tmp_path / "report.html").read_text()
+
+    kill_when((tmp_path / "checkpoints" / "10").exists, "train_supernet", *flags)
+    assert follows()
+    terminate_when((tmp_path / "checkpoints" / "30").exists, "train_supernet", *flags)
+    in_process.main("train_supernet", *flags)
+    assert not follows()
+    kill_when(lambda: history.exists() and history.read_bytes().count(b"\n") >= 4, "search", *flags)
+    in_process.main("search", *flags)
+    terminate_when((alone / "checkpoints" / "10").exists, "retrain", *flags)
+    in_process.main("retrain", *flags)
     for name in [*SAME, *(f"retrained/found-scratch-0/{name}" for name in SAME)]:
-        # The page of a search has the times of retrainings, which differ.
-        if (workdir / name).exists() and name != "report.html":
-            assert (workdir / name).read_bytes() == (killed / name).read_bytes(), name
-    checkpoints = [sorted(p.name for p in (w / "checkpoints").iterdir()) for w in (workdir, killed)]
+        if (workdir / name).exists():
+            assert (workdir / name).read_bytes() == (tmp_path / name).read_bytes(), name
+    checkpoints = [sorted(p.name for p in (w / "checkpoints").iterdir()) for w in (workdir, tmp_path)]
     assert checkpoints[0] == checkpoints[1]
 
 
@@ -183,10 +208,11 @@ def test_the_result_says_what_was_found(flow):
         assert [space["name"] for space in result["spaces"]] == ["A", "B"]
         assert "random search" in networks and len(result["ranking"]["alone"]) == 2
     else:
-        assert {"interleaved", "par_rule"} <= networks.keys() and result["selection"]["method"] == "trials"
+        named = {"widest"} if config == TEXT else {"interleaved", "par_rule"}
+        assert named <= networks.keys() and result["selection"]["method"] == "trials"
         assert [line["fidelity"] for line in history] == [0] * 4 + [1] * 2
-    assert "report.html" in outputs["search"]
-    for text in outputs.values():  # every run says where its time went
+    assert "report.html" in outputs[1]
+    for text in outputs:  # every run says where its time went
         assert re.search(r"Time: [\d.,]+ s: .*\d % step", text) and "% evaluation" in text
     assert "from scratch" in (workdir / "report.html").read_text()
 
@@ -205,12 +231,6 @@ def test_evaluate_gives_what_the_result_promises(flow, data_dir):
     assert shown["params"] == found["costs"]["params"] and shown["role"] == "test"
     assert 0 < shown["times"]["evaluation"] <= 1 and shown["times"]["seconds"] > 0
     assert files.read_lines(workdir / "evaluations.jsonl")[-1] == shown
-
-
-def test_a_stopped_training_says_so_and_resumes(data_dir, tmp_path):
-    process = start("train_supernet", DIGITS, tmp_path, data_dir)
-    code, output = stop_when(process, lambda: (tmp_path / "checkpoints" / "10").exists(), signal.SIGTERM)
-    assert code == 143 and "the same command" in output, output
 
 
 MISTAKES = (
@@ -233,9 +253,10 @@ def test_mistakes_are_explained_and_change_nothing(flow, data_dir, tmp_path):
     config, workdir, _ = flow
     before = sorted(p.name for p in (workdir / "checkpoints").iterdir())
     for binary, more, message in MISTAKES:
-        assert message in here(binary, config, workdir, data_dir, more, code=2), binary
+        said = in_process.main(binary, *given(config, workdir, data_dir), more, code=2)
+        assert message in said, binary
     assert sorted(p.name for p in (workdir / "checkpoints").iterdir()) == before
-    assert "jaxnas train_supernet" in here("search", config, tmp_path, data_dir, code=2)
+    assert "jaxnas train_supernet" in in_process.main("search", *given(config, tmp_path, data_dir), code=2)
 
 
 @pytest.mark.parametrize("binary", ["train_supernet", "search", "retrain", "evaluate", "compare"])
@@ -290,45 +311,28 @@ def test_mistyped_flags_are_explained():
         assert all(name in done.stderr for name in (*names, "--help")) and done.stderr.count("\n") == 1, done
 
 
-SMALL = """
-from small_tasks import net_of, task_of
-from jaxnas.experiments import Config
-from jaxnas.training import Training
-settings = Training(steps=6, batch_size=8)
-CONFIG = Config(name="text", task=task_of("text"), network=net_of("text"), training=settings)
-"""
-
-
 @pytest.mark.parametrize("executor", ["processes", *tiers.nightly("ray")])
-def test_retrainings_on_workers_are_those_of_the_loop(tmp_path, executor, monkeypatch):
+@pytest.mark.parametrize("flow", [TEXT], indirect=True)
+def test_what_is_trained_alone_on_workers_is_that_of_the_loop(
+    flow, tmp_path, data_dir, executor, monkeypatch
+):
     if executor == "ray":
         pytest.importorskip("ray")
-    (tmp_path / "small.py").write_text(SMALL)
+    config, workdir, _ = flow
     monkeypatch.setenv("PYTHONPATH", f"{ROOT / 'tests'}{os.pathsep}{ROOT}")  # for the workers
+    flags = [*given(config, tmp_path, data_dir), f"--executor={executor}", "--workers=2"]
+    left = shutil.ignore_patterns("search", "result.json", "report.html", "subnet", "retrained")
+    shutil.copytree(workdir, tmp_path, ignore=left, dirs_exist_ok=True)
+    in_process.main("search", *flags)
+    for name in ("search/history.jsonl", "result.json"):
+        assert (tmp_path / name).read_bytes() == (workdir / name).read_bytes(), name
+    assert "2 seeds" in in_process.main("retrain", *flags, "--seeds=0,1")
 
-    def retrain(workdir, *more, code=0):
-        base = [f"--config={tmp_path / 'small.py'}", f"--workdir={tmp_path / workdir}"]
-        return in_process.main("retrain", "--architecture=smallest", *base, *more, code=code)
-
-    def results(workdir, seed):
-        folder = tmp_path / workdir / "retrained" / f"smallest-scratch-{seed}"
+    def results(root, seed):
+        folder = root / "retrained" / f"found-scratch-{seed}"
         return [(folder / name).read_bytes() for name in ("result.json", "metrics.jsonl")]
 
-    alone = retrain("alone", "--set=seed=1")
-    there = retrain("there", "--seeds=0,1", f"--executor={executor}", "--workers=2")
-    assert "2 seeds" in there and "2 seeds" not in alone
-    assert results("there", 1) == results("alone", 1) != results("there", 0)
-    assert json.loads(results("there", 0)[0])["found"]["seed"] == 0
+    assert results(tmp_path, 0) == results(workdir, 0) != results(tmp_path, 1)
+    assert json.loads(results(tmp_path, 1)[0])["found"]["seed"] == 1
     for wrong in ("--seeds=0,0", "--seeds=a", "--worker_gpus=1"):
-        assert wrong in retrain("there", wrong, code=2)
-
-
-@pytest.mark.parametrize("flow", [MORE[0], *tiers.nightly(*MORE[1:])], indirect=True)
-def test_what_a_search_trains_alone_on_workers_is_that_of_the_loop(flow, tmp_path, data_dir):
-    config, workdir, _ = flow
-    left = shutil.ignore_patterns("search", "result.json", "report.html", "subnet", "retrained")
-    shutil.copytree(workdir, tmp_path / "there", ignore=left)
-    workers = ("--executor=processes", "--workers=2")
-    finish(start("search", config, tmp_path / "there", data_dir, *workers))
-    for name in ("search/history.jsonl", "result.json"):
-        assert (tmp_path / "there" / name).read_bytes() == (workdir / name).read_bytes(), name
+        assert wrong in in_process.main("retrain", *flags, wrong, code=2)

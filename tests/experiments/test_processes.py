@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 
+import in_process
 import jax
 import numpy as np
 import ports
@@ -19,6 +20,8 @@ from jax.experimental import multihost_utils
 from small_nets import difference
 
 from jaxnas import files, processes
+from jaxnas.experiments import session
+from jaxnas.experiments.configs import CONFIGS
 from jaxnas.training import open_workdir
 from jaxnas.training.store import Store
 from tools.drill.contents import arrays
@@ -26,31 +29,18 @@ from tools.drill.contents import arrays
 ROOT = pathlib.Path(__file__).parents[2]
 SLOWER = ("--set", "training.checkpoint_every=4")
 CONFIG = """
-import flax.linen as nn
 import sklearn.datasets
+from small_tasks import Perceptron
 
 from jaxnas.experiments import Config
-from jaxnas import Choice, Space, data, elastic, runs, search, tasks, training
-
-
-class Mlp(nn.Module):
-    space: Space
-
-    @nn.compact
-    def __call__(self, images, arch=None, *, train=False):
-        decisions = elastic.Decisions(self.space, arch, initializing=self.is_initializing())
-        x, width = images.reshape(images.shape[0], -1), elastic.fixed(64)
-        for i in range(3):
-            hidden = elastic.width(int, decisions["hidden", i], axis="mlp")
-            x, width = nn.relu(elastic.Dense(name=f"hidden_{i}")(x, width, hidden)), hidden
-        return elastic.Dense(name="out")(x, width, elastic.fixed(10))
+from jaxnas import Choice, Space, data, runs, search, tasks, training
 
 images, labels = sklearn.datasets.load_digits(return_X_y=True)
 space = Space(hidden=Choice(8, 16, 32).repeat(3))
 CONFIG = Config(
     name="small",
-    task=tasks.Images(data=data.from_arrays(images.reshape(-1, 8, 8), labels)),
-    network=Mlp(space),
+    task=tasks.Images(data=data.from_arrays(images.reshape(-1, 8, 8) / 16, labels)),
+    network=Perceptron(space, classes=10),
     training=training.Training(steps=40, batch_size=32, learning_rate=1e-2, log_every=5, checkpoint_every=10),
     search=runs.Search(runs.ByStrategy(search.Evolution(space, evaluations=8, population=4, parents=2,
                                                         mutations=2, crossovers=2)), most_share=0.8),
@@ -67,25 +57,17 @@ def config(tmp_path_factory):
 
 def start(binary, config, workdir, number, *more, devices=4, last=()):
     """Starts the processes of a run, which have `devices` devices together; the last one gets `last` too."""
-    command = [
-        sys.executable,
-        "-m",
-        f"jaxnas.experiments.{binary}",
-        f"--config={config}",
-        f"--workdir={workdir}",
-        *more,
-    ]
+    command = [sys.executable, "-m", f"experiments.{binary}", f"--config={config}", f"--workdir={workdir}"]
     flags = ["--xla_backend_optimization_level=0"]
     flags.append(f"--xla_force_host_platform_device_count={devices // number}")
     pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    environment, together = os.environ | {"XLA_FLAGS": " ".join(flags)}, []
-    if number > 1:
-        together = [f"--coordinator={ports.free()}", f"--processes={number}"]
+    environment = os.environ | {"XLA_FLAGS": " ".join(flags), "PYTHONPATH": str(ROOT / "tests")}
+    together = [f"--coordinator={ports.free()}", f"--processes={number}"] if number > 1 else []
     started = []
     for index in range(number):
         own = [*together, f"--process={index}"] if together else []
         own += last if index == number - 1 else ()
-        started.append(subprocess.Popen([*command, *own], cwd=ROOT, env=environment, **pipes))
+        started.append(subprocess.Popen([*command, *more, *own], cwd=ROOT, env=environment, **pipes))
     return started
 
 
@@ -97,10 +79,10 @@ def finish(started, codes=0):
 
 @pytest.fixture(scope="module")
 def alone(config, tmp_path_factory):
-    """A run of one process with four devices."""
+    """A run of this process with one device."""
     workdir = tmp_path_factory.mktemp("alone")
     for binary in ("train_supernet", "search"):
-        finish(start(binary, config, workdir, 1))
+        in_process.main(binary, f"--config={config}", f"--workdir={workdir}")
     return workdir
 
 
@@ -183,63 +165,67 @@ def test_a_run_goes_on_with_another_number_of_processes(config, alone, tmp_path)
     check_same(tmp_path, alone)
 
 
-def test_a_process_with_another_config_is_named(config, tmp_path):
-    outputs = finish(start("train_supernet", config, tmp_path, 2, last=("--set", "training.steps=41")), 2)
-    for output in outputs:
-        assert "process 1: training.steps: 40 (process 0) / 41 (process 1)" in output
-    assert not (tmp_path / "config.json").exists()
-
-
 @pytest.mark.nightly
-def test_processes_with_workdirs_of_their_own_are_refused_before_they_train(config, tmp_path):
-    last = (f"--workdir={tmp_path / 'own'}",)
-    for output in finish(start("train_supernet", config, tmp_path / "first", 2, last=last), 2):
-        assert "1 of 2 do not see" in output
-    assert not (tmp_path / "first" / "checkpoints").exists()
+def test_processes_of_other_configs_or_workdirs_are_refused_before_they_train(config, tmp_path):
+    for number, (last, message) in enumerate(
+        (
+            (("--set", "training.steps=41"), "process 1: training.steps: 40 (process 0) / 41 (process 1)"),
+            ((f"--workdir={tmp_path / 'own'}",), "1 of 2 do not see"),
+        )
+    ):
+        workdir = tmp_path / str(number)
+        for output in finish(start("train_supernet", config, workdir, 2, last=last), 2):
+            assert message in output
+        assert not any((workdir / name).exists() for name in ("config.json", "checkpoints"))
 
 
-def test_a_folder_that_another_process_does_not_see_is_refused_where_files_are_written(tmp_path, monkeypatch):
-    """As the second of two processes says that it does not see it."""
+def test_what_another_process_has_or_sees_differently_is_named_where_runs_begin(tmp_path, monkeypatch):
+    """As the second of two processes says that it does not see a folder, or trains for other steps."""
+
+    def both(here):
+        here = np.asarray(here)
+        if here.dtype == bool:
+            return np.stack([here, np.bool_(False)])
+        other = here.tobytes().replace(b'"steps": 1200', b'"steps": 1201')
+        return np.stack([here, np.frombuffer(other, here.dtype).reshape(here.shape)])
+
     monkeypatch.setattr(jax, "process_count", lambda: 2)
-    told = dict(
-        broadcast_one_to_all=lambda x: x,
-        sync_global_devices=lambda name: None,
-        process_allgather=lambda here: np.stack([here, np.bool_(False)]),
-    )
-    for name, function in told.items():
+    told = dict(broadcast_one_to_all=lambda x: x, sync_global_devices=lambda name: None)
+    for name, function in told.items() | {("process_allgather", both)}:
         monkeypatch.setattr(multihost_utils, name, function)
 
     def opened(door, *more):
         return lambda: door(tmp_path, *more).__enter__(), FileNotFoundError, "1 of 2", str(tmp_path)
 
-    refusals.check(opened(open_workdir), opened(Store, {}, ()))
+    named = "process 1: training.steps: 1200 (process 0) / 1201 (process 1)"
+    begun = lambda: session.make_session(CONFIGS["autoformer_digits"], None)  # noqa: E731
+    refusals.check(opened(open_workdir), opened(Store, {}, ()), (begun, processes.ProcessesDisagree, named))
 
 
 JOINED = """
 import os, signal, sys, time
 from absl import flags
 from jaxnas.experiments import binary
+from jaxnas import processes
 binary.define_flags({})
 flags.FLAGS(sys.argv)
-try:
-    binary.read_config({}, trains=%s)
-except ValueError as error:
-    assert "--workdir is missing" in str(error)
-os.kill(os.getpid(), signal.SIGTERM)
-time.sleep(0.5)
-print("goes on")
+for trains in (True, False):
+    try:
+        binary.read_config({}, trains=trains)
+    except ValueError as error:
+        assert "--workdir is missing" in str(error)
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(0.5)
+    print("goes on", flush=True)
+    processes.start = lambda *_: None  # a process joins a run once
 """
 
 
-def test_sigterm_ends_at_once_what_has_nothing_to_save_and_leaves_a_training_time():
+def test_sigterm_leaves_a_training_time_and_ends_at_once_what_has_nothing_to_save():
     """JAX takes SIGTERM in processes that are a run together, and a search would never ask for it."""
-    started = []
-    for trains in (False, True):
-        joined = [f"--coordinator={ports.free()}", "--processes=1", "--process=0"]
-        command = [sys.executable, "-c", JOINED % trains, *joined]
-        started.append(subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True))
-    assert [process.communicate(timeout=120)[0] for process in started] == ["", "goes on\n"]
-    assert [process.returncode for process in started] == [-signal.SIGTERM, 0]
+    joined = [f"--coordinator={ports.free()}", "--processes=1", "--process=0"]
+    done = subprocess.run([sys.executable, "-c", JOINED, *joined], cwd=ROOT, capture_output=True, text=True)
+    assert (done.stdout, done.returncode) == ("goes on\n", -signal.SIGTERM), done.stderr
 
 
 def test_what_cannot_be_a_run_is_refused():
