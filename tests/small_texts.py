@@ -2,6 +2,7 @@
 
 import gzip
 import lzma
+import statistics
 import zipfile
 
 import numpy as np
@@ -91,3 +92,36 @@ def prepare_examples(folder, features, **splits):
     builder = SomeExamples(data_dir=folder, file_format="array_record")
     builder.download_and_prepare()
     return builder.data_path
+
+
+def decoded(dataset, role):
+    """The words and the label of each text of a role."""
+    split = dataset.splits[role]
+    rows = zip(split.inputs["tokens"], split.inputs["mask"], split.labels, strict=True)
+    return [(dataset.vocabulary.decode(tokens[mask]).strip(), int(label)) for tokens, mask, label in rows]
+
+
+FUNCTIONS = {
+    "[MIN": min,
+    "[MAX": max,
+    "[MED": lambda values: int(statistics.median(values)),
+    "[SM": lambda values: sum(values) % 10,
+}
+
+
+def expression_value(text):
+    """The value of an expression of ListOps, its levels, and the most arguments that an operation has."""
+    symbols = iter(text.split())
+
+    def node(symbol):
+        if symbol not in FUNCTIONS:
+            return int(symbol), 1, 0
+        inner = []
+        while (following := next(symbols)) != "]":
+            inner.append(node(following))
+        values, depths, widths = zip(*inner, strict=True)
+        return FUNCTIONS[symbol](values), 1 + max(depths), max(len(inner), *widths)
+
+    found = node(next(symbols))
+    assert next(symbols, None) is None
+    return found

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import refusals
 from PIL import Image
-from small_texts import dump, play
+from small_texts import decoded, dump, play
 
 from jaxnas import data, tasks
 from tools import convert_data
@@ -61,7 +61,6 @@ def write_png(folder):
 @pytest.mark.parametrize(
     ("name", "write", "first", "train"),
     [
-        ("mnist", write_mnist, "0", 40),
         ("fashion_mnist", write_mnist, "T-shirt/top", 40),
         ("cifar10", write_binary, "airplane", 100),
         ("cifar10", write_png, "airplane", 100),
@@ -209,6 +208,7 @@ FILES = {
     "imdb.train.tsv": b"".join(b"%d\t%d\tDon't watch. Ever!<br />\n" % (i % 2, i % 9) for i in range(40)),
     "imdb.test.tsv": b"1\t9\tWatch...\n0\t1\tDon't\n",
     "test_d20s.tsv": b"3\t( ( [MIN 3 ) 4 ] )\n",
+    **{f"wiki.{part}.tokens": b" a \n" for part in ("train", "valid", "test")},
 }
 
 
@@ -218,13 +218,6 @@ def files(tmp_path_factory):
     for name, content in FILES.items():
         (folder / name).write_bytes(content)
     return folder
-
-
-def decoded(dataset, role):
-    """The words and the label of each text of a role."""
-    split = dataset.splits[role]
-    rows = zip(split.inputs["tokens"], split.inputs["mask"], split.labels, strict=True)
-    return [(dataset.vocabulary.decode(tokens[mask]).strip(), int(label)) for tokens, mask, label in rows]
 
 
 def sizes(*counts):
@@ -270,13 +263,8 @@ def test_sentences_and_phrases_of_trees(files, tmp_path):
     both = tasks.Text(data="sst5", search_fraction=0.5).load(tmp_path)
     assert both.sizes == {"train": 5, "search": 5, "validation": 3, "test": 2}
     assert both.whole().sizes == {"train": 10, "validation": 3, "test": 2}
-    refusals.check(
-        (
-            lambda: tasks.Text(data="sst5", phrases=True, search_fraction=0.2).load(tmp_path),
-            ValueError,
-            "phrases",
-        ),
-    )
+    shared = tasks.Text(data="sst5", phrases=True, search_fraction=0.2)
+    refusals.check((lambda: shared.load(tmp_path), ValueError, "phrases"))
 
 
 def test_listops_has_none_of_the_official_expressions_in_training(files, monkeypatch):
@@ -312,10 +300,8 @@ def test_listops_has_none_of_the_official_expressions_in_training(files, monkeyp
 def test_files_that_are_missing_or_damaged(name, file, content, message, files, tmp_path):
     folder = tmp_path / "files"
     folder.mkdir()
-    write_mnist(folder)
-    write_binary(folder)
-    for part in ("train", "valid", "test"):
-        (folder / f"wiki.{part}.tokens").write_bytes(b" a \n")
+    if name in ("mnist", "cifar10"):
+        (write_mnist if name == "mnist" else write_binary)(folder)
     for path in files.iterdir():
         (folder / path.name).write_bytes(path.read_bytes())
     (folder / file).unlink() if content is None else (folder / file).write_bytes(content)

@@ -27,10 +27,6 @@ def landscape(height, width, seed=0):
     return Image.fromarray((np.stack(waves, -1) * 50 + 128).astype(np.uint8))
 
 
-def plain(value, height, width, mode="RGB"):
-    return Image.fromarray(np.full((height, width, 3), value, np.uint8)).convert(mode)
-
-
 def folder_of(root, per_class=20):
     """Landscapes of many sizes and forms, in folders of two classes."""
     for number, name in enumerate(("cat", "dog")):
@@ -80,10 +76,9 @@ def test_too_many_images_for_the_memory_are_refused(tmp_path, monkeypatch):
 
 
 def test_gray_folders_have_one_channel(tmp_path):
-    for name in ("cat", "dog"):
-        (tmp_path / name).mkdir()
-        for i in range(5):
-            plain(40 * i, 10 + i, 20, "L").save(tmp_path / name / f"{i}.png")
+    for i in range(10):
+        (tmp_path / "ab"[i % 2]).mkdir(exist_ok=True)
+        landscape(10 + i, 20).convert("L").save(tmp_path / "ab"[i % 2] / f"{i}.png")
     assert data.from_folder(tmp_path, 8, in_memory=False, workers=0).image_shape == (8, 8, 1)
 
 

@@ -48,18 +48,14 @@ def test_folders_of_roles_are_taken_as_they_are(tmp_path):
     assert sorted(given.validation.images[:, 0, 0, 0].tolist()) == [40, 41, 60, 61]
 
 
-@pytest.mark.parametrize("names", ["Train Test Valid", "training testing validation", "TRAIN TEST VAL"])
-def test_usual_names_of_roles_are_no_classes(names, tmp_path):
-    sizes = dict(zip(names.split(), (5, 3, 4), strict=True))
-    write(tmp_path, {f"{name}/{one}": size for name, size in sizes.items() for one in ("cat", "dog")})
-    given = data.from_folder(tmp_path, held_out=data.HeldOut(search=0))
-    assert given.classes == ("cat", "dog")
-    assert tasks.Images(data=given).sizes == {"train": 10, "validation": 8, "test": 6}
-
-
-def test_train_may_be_a_class(tmp_path):
-    write(tmp_path, {"Train": 5, "car": 5})
-    assert data.from_folder(tmp_path).classes == ("Train", "car")
+def test_usual_names_of_roles_are_no_classes_but_train_alone_is_one(tmp_path):
+    for names in ("Train Test Valid", "training testing validation", "TRAIN TEST VAL"):
+        root, sizes = tmp_path / names, dict(zip(names.split(), (5, 3, 4), strict=True))
+        write(root, {f"{name}/{one}": size for name, size in sizes.items() for one in ("cat", "dog")})
+        given = data.from_folder(root, held_out=data.HeldOut(search=0))
+        assert given.classes == ("cat", "dog")
+        assert tasks.Images(data=given).sizes == {"train": 10, "validation": 8, "test": 6}
+    assert data.from_folder(write(tmp_path / "cars", {"Train": 5, "car": 5})).classes == ("Train", "car")
 
 
 def test_gray_and_colored_images_turned_and_scaled(tmp_path):
@@ -79,17 +75,10 @@ def test_gray_and_colored_images_turned_and_scaled(tmp_path):
     assert data.from_folder(tmp_path, size=(5, 2)).image_shape == (5, 2, 3)
 
 
-def test_files_that_are_no_images_are_named_and_left_out(tmp_path, caplog):
-    write(tmp_path, {"cat": 5, "dog": 5})
-    (tmp_path / "cat" / "notes.txt").write_text("")
-    (tmp_path / "cat" / ".hidden.png").write_text("")
-    with caplog.at_level(logging.WARNING):
-        assert sum(tasks.Images(data=data.from_folder(tmp_path)).sizes.values()) == 10
-    assert "left out" in caplog.text and "notes.txt" in caplog.text and "hidden" not in caplog.text
-
-
 def test_files_that_cannot_be_read_are_refused_or_left_out(tmp_path, caplog):
     write(tmp_path, {"cat": 6, "dog": 6})
+    for name in ("notes.txt", ".hidden.png"):  # what is no image is named and left out
+        (tmp_path / "cat" / name).write_text("")
     whole = (tmp_path / "cat" / "00.png").read_bytes()
     (tmp_path / "cat" / "00.png").write_bytes(whole[:-25])
     (tmp_path / "dog" / "05.png").write_bytes(b"no picture")
@@ -99,6 +88,7 @@ def test_files_that_cannot_be_read_are_refused_or_left_out(tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
         given = data.from_folder(tmp_path, skip_unreadable=True)
     assert "2 of 12 images cannot be read" in caplog.text
+    assert "left out" in caplog.text and "notes.txt" in caplog.text and "hidden" not in caplog.text
     values = np.concatenate([split.images[:, 0, 0, 0] for split in given.splits.values()])
     labels = np.concatenate([split.labels for split in given.splits.values()])
     assert sorted(values.tolist()) == [*range(1, 6), *range(20, 25)]

@@ -1,11 +1,9 @@
-"""Text for language models: the real files where they are there, small ones of their shape always."""
+"""Text for language models, of small files of the shape of the real ones."""
 
 import collections
 import gzip
-import hashlib
 import io
 import lzma
-import os
 import zipfile
 
 import numpy as np
@@ -15,10 +13,6 @@ from small_texts import prepare_examples
 
 from jaxnas import data
 from jaxnas.data import source_files, text
-from tools import convert_data
-
-REAL = os.environ.get("JAXNAS_TEXT")
-real = pytest.mark.skipif(not REAL, reason="JAXNAS_TEXT names no folder with the original files of texts")
 
 
 def test_words_of_wikitext(corpus, wikitext):
@@ -174,39 +168,3 @@ def test_prepared_sets_that_are_not_such_texts(tmp_path, corpus, text_root):
         case("some_examples", "d", OSError),
     )
     assert data.load_text("some_examples", data_dir=tmp_path / "c").test.tokens.tolist() == [10, 255]
-
-
-def load_real(name, tmp_path):
-    try:
-        convert_data.convert(name, REAL, tmp_path)
-    except FileNotFoundError as error:
-        pytest.skip(f"JAXNAS_TEXT: {error}")
-    return data.load_text(name, data_dir=tmp_path)
-
-
-@real
-def test_real_wikitext(tmp_path):
-    corpus = load_real("wikitext2", tmp_path)
-    sizes = {role: len(stream) for role, stream in corpus.splits.items()}
-    assert sizes["train"] + sizes["search"] == 2_088_628 == corpus.vocabulary.counts.sum()
-    assert (sizes["validation"], sizes["test"], corpus.vocabulary.size) == (217_646, 245_569, 33_278)
-    assert abs(sizes["search"] / 2_088_628 - 0.2) < 0.005
-    ends = {role: int(stream.documents[-1]) + 1 for role, stream in corpus.splits.items()}
-    assert ends["train"] + ends["search"] == 600 and ends["validation"] == ends["test"] == 60
-
-
-@real
-def test_real_tiny_shakespeare(tmp_path):
-    corpus = load_real("tiny_shakespeare", tmp_path)
-    streams = [getattr(corpus, role) for role in data.ROLES]
-    assert len(streams[0]) + len(streams[1]) == 1_003_854
-    assert [len(stream) for stream in streams[2:]] == [55_770, 55_770]
-
-
-@real
-def test_real_enwik8(tmp_path):
-    streams = [getattr(load_real("enwik8", tmp_path), role) for role in data.ROLES]
-    whole = b"".join(stream.tokens.astype(np.uint8).tobytes() for stream in streams)
-    assert hashlib.md5(whole).hexdigest() == "a1fa5ffddb56f4953e226637dabbb36a"
-    # The pages, what is before the first, and the rest of two that were cut.
-    assert sum(stream.documents[-1] + 1 for stream in streams) == 12_347 + 3

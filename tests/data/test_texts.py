@@ -1,28 +1,15 @@
 """Labeled texts of lists and files: tokens, vectors, and batches by length."""
 
 import gzip
-import os
 
 import numpy as np
 import pytest
 import refusals
 from hypothesis import given as drawn
 from hypothesis import strategies
+from small_texts import decoded
 
 from jaxnas import data, tasks
-from jaxnas.data import source_files
-from tools import convert_data
-
-REAL = os.environ.get("JAXNAS_TEXT")
-real = pytest.mark.skipif(not REAL, reason="JAXNAS_TEXT names no folder with the original files of texts")
-
-
-def decoded(dataset, role):
-    """The words and the label of each text of a role."""
-    split = dataset.splits[role]
-    rows = zip(split.inputs["tokens"], split.inputs["mask"], split.labels, strict=True)
-    return [(dataset.vocabulary.decode(tokens[mask]).strip(), int(label)) for tokens, mask, label in rows]
-
 
 TEXTS = [f"{('good', 'bad')[i % 2]} film {i}" for i in range(20)]
 LABELS = [("up", "down")[i % 2] for i in range(20)]
@@ -212,12 +199,10 @@ def text(tmp_path):
     return path
 
 
-@pytest.mark.parametrize("tokenizer", ["byte", "word"])
-def test_a_text_is_cut_into_roles_at_the_ends_of_lines(text, tokenizer):
-    corpus = data.from_text(text, tokenizer=tokenizer)
+def test_a_text_is_cut_into_roles_at_the_ends_of_lines(text):
+    corpus = data.from_text(text, tokenizer="byte")
     parts = [corpus.vocabulary.decode(corpus.splits[role].tokens) for role in data.ROLES]
-    if tokenizer == "byte":
-        assert "".join(parts) == LINES and all(part.endswith("\n") for part in parts)
+    assert "".join(parts) == LINES and all(part.endswith("\n") for part in parts)
     shares = [len(corpus.splits[role]) for role in data.ROLES]
     expected = [0.95**2 * 0.8, 0.95**2 * 0.2, 0.95 * 0.05, 0.05]
     np.testing.assert_allclose(np.array(shares) / sum(shares), expected, atol=0.015)
@@ -312,53 +297,3 @@ def test_tables_of_sentences_that_cannot_be_right_are_refused(tmp_path):
         case("'up'", *[("good film", "up")] * 9, start=0),
         case("labels are", start=0),
     )
-
-
-def load_real(tmp_path, name, **options):
-    try:
-        convert_data.convert(name, REAL, tmp_path)
-        return tasks.Text(data=name, **options).load(tmp_path)
-    except FileNotFoundError as error:
-        pytest.skip(f"JAXNAS_TEXT: {error}")
-
-
-@real
-@pytest.mark.parametrize(
-    ("name", "phrases", "sizes", "least", "most"),
-    [
-        ("sst5", False, (8544, 1101, 2210), 16_581, 16_581),
-        ("sst2", False, (6920, 872, 1821), 14_830, 14_830),
-        ("sst5", True, (157_401, 1101, 2210), 16_581, 16_581),
-        ("sst2", True, (77_307, 872, 1821), 16_372, 16_372),
-        ("trec", False, (4362, 1090, 500), 7_000, 8_600),
-        ("mr", False, (7677, 1919, 1066), 16_000, 19_000),
-        ("subj", False, (7200, 1800, 1000), 18_000, 20_000),
-        ("cr", False, (2715, 679, 377), 4_500, 5_500),
-        ("mpqa", False, (7634, 1909, 1060), 5_000, 6_000),
-    ],
-)
-def test_real_files(name, phrases, sizes, least, most, tmp_path):
-    try:
-        vectors = str(source_files.find_source(REAL, "glove6b_50d_vocab.npz"))
-    except FileNotFoundError as error:
-        pytest.skip(f"JAXNAS_TEXT: {error}")
-    task = load_real(tmp_path, name, embeddings=vectors, embedding_dim=50, phrases=phrases)
-    details = task.details()
-    assert tuple(task.sizes.values()) == sizes and least <= details["vocabulary"] <= most
-    assert details["words_with_vectors"]["train"] > 0.98 and details["words_with_vectors"]["test"] > 0.87
-
-
-@real
-def test_real_reviews(tmp_path):
-    task = load_real(tmp_path, "imdb_reviews", tokens="bytes", length=1000)
-    assert task.sizes == {"train": 20_000, "search": 5_000, "test": 25_000}
-    for split in task.dataset.splits.values():
-        assert np.bincount(split.labels).tolist() == [len(split) // 2] * 2
-
-
-@real
-def test_real_expressions(tmp_path):
-    task = load_real(tmp_path, "listops")
-    assert task.sizes == {"train": 90_000, "search": 2_000, "test": 10_000}
-    rows = [row.tobytes() for split in task.dataset.splits.values() for row in split.inputs["tokens"]]
-    assert len(set(rows)) == len(rows)  # no expression twice, and so none in two roles

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import refusals
+import scipy.stats
 import tiers
 from sklearn.gaussian_process import GaussianProcessRegressor, kernels
 
@@ -17,37 +18,36 @@ EDGES = ((0, 1), (0, 2), (1, 2), (0, 3), (1, 3), (2, 3))
 CELL = predictors.EdgeCell(EDGES, 5, none=0, identity=1)
 
 
-def cell_features(ops):
-    return predictors.path_features(CELL.kinds, *CELL.paths(ops))
-
-
-def cell_tokens(ops):
-    steps, alive, _ = CELL.paths(ops)
-    return predictors.path_tokens(steps, alive)
+@jax.jit
+def seen(ops):
+    """The paths of a cell, and what predictors see of it."""
+    steps, alive, used = CELL.paths(ops)
+    features = predictors.path_features(CELL.kinds, steps, alive, used)
+    return (steps, alive, used), features, predictors.path_tokens(steps, alive)
 
 
 @pytest.fixture(scope="module")
 def cells():
     """Random cells: inputs of every predictor, and a score that counts one operation on paths."""
     ops = jax.random.randint(jax.random.key(3), (60, 6), 0, 5, jnp.int32)
-    features = jax.jit(jax.vmap(cell_features))(ops)
+    _, features, tokens = jax.jit(jax.vmap(seen))(ops)
     score = features["visits"][:, 1] + 0.5 * features["totals"][:, 0]
-    return {"tokens": jax.jit(jax.vmap(cell_tokens))(ops), "features": features}, score
+    return {"tokens": tokens, "features": features}, score
 
 
-def fitted_on(predictor, inputs, score, count):
-    mask = jnp.arange(score.size) < count
-    fitted = jax.jit(predictor.fit)(jax.random.key(0), inputs, jnp.where(mask, score, jnp.nan), mask)
+def fitted_on(predictor, inputs, score, count, fit_inputs=None):
+    """The predictions of a predictor that was fitted on the first rows."""
+    mask, given = np.arange(score.size) < count, inputs if fit_inputs is None else fit_inputs
+    targets = np.where(mask, score, np.float32(np.nan))
+    fitted = jax.jit(predictor.fit)(jax.random.key(0), given, targets, mask)
     return jax.jit(predictor.predict)(fitted, inputs)
 
 
 def test_rank_normal_averages_ties_and_ignores_rows_not_in_use():
-    targets = jnp.array([3.0, 1.0, 1.0, jnp.nan, 9.0])
-    mask = jnp.array([True, True, True, False, True])
-    got = predictors.rank_normal(targets, mask)
-    quantile = jax.scipy.special.ndtri
-    want = [quantile(0.625), quantile(0.25), quantile(0.25), 0.0, quantile(0.875)]
-    np.testing.assert_allclose(got, np.asarray(want), atol=1e-6)
+    targets = np.array([3.0, 1.0, 1.0, np.nan, 9.0], np.float32)
+    got = jax.jit(predictors.rank_normal)(targets, np.array([True, True, True, False, True]))
+    want = [*scipy.stats.norm.ppf([0.625, 0.25, 0.25]), 0.0, scipy.stats.norm.ppf(0.875)]
+    np.testing.assert_allclose(got, want, atol=1e-6)
 
 
 def test_one_hot_of_inactive_elements_is_zero():
@@ -63,36 +63,36 @@ def test_one_hot_of_inactive_elements_is_zero():
 
 def test_paths_of_a_cell_drop_identities_and_dead_edges():
     # 0-1 conv3, 0-2 none, 1-2 skip, 0-3 conv1, 1-3 none, 2-3 pool: paths 0-3 and 0-1-2-3.
-    ops = jnp.array([3, 0, 1, 2, 0, 4], jnp.int32)
-    steps, alive, used = CELL.paths(ops)
-    found = {tuple(row[row >= 0].tolist()) for row, on in zip(np.asarray(steps), alive, strict=True) if on}
+    (steps, alive, used), features, _ = jax.device_get(seen(np.array([3, 0, 1, 2, 0, 4], np.int32)))
+    found = {tuple(row[row >= 0].tolist()) for row, on in zip(steps, alive, strict=True) if on}
     assert found == {(0,), (1, 2)}
     assert used.tolist() == [1, -1, -1, 0, -1, 2]
-    features = cell_features(ops)
     assert features["sequences"].shape == (1 + 3 + 9 + 27,)
     assert features["sequences"][1 + 0] == features["sequences"][1 + 3 + 3 + 2] == 1
     assert features["sequences"].sum() == 2
     np.testing.assert_array_equal(features["totals"], [1, 1, 1])
     np.testing.assert_array_equal(features["shape"], [2, 1, 2, 3])
     assert features["pairs"].reshape(3, 3)[1, 2] == 1
-
-
-def test_cell_without_a_path_and_isomorphic_cells():
-    empty = cell_features(jnp.zeros(6, jnp.int32))
-    assert all(float(jnp.abs(empty[name]).sum()) == 0 for name in ("sequences", "totals", "most"))
+    # A cell without a path has none of it.
+    _, empty, _ = seen(np.zeros(6, np.int32))
+    assert not any(np.any(empty[name]) for name in ("sequences", "totals", "most"))
     # An operation before or after an identity is the same network.
-    a = cell_features(jnp.array([3, 0, 1, 0, 0, 1], jnp.int32))
-    b = cell_features(jnp.array([1, 0, 1, 0, 0, 3], jnp.int32))
-    jax.tree.map(np.testing.assert_array_equal, a, b)
+    both = (seen(np.array(ops, np.int32))[1] for ops in ([3, 0, 1, 0, 0, 1], [1, 0, 1, 0, 0, 3]))
+    jax.tree.map(np.testing.assert_array_equal, *both)
 
 
 def test_chain_cell_paths_end_at_leaves():
     cell = predictors.ChainCell(4, 9, identity=8)
-    steps, alive, used = jax.jit(cell.paths)(jnp.array([0, 1, 1, 0]), jnp.array([5, 8, 2, 7]))
+
+    @jax.jit
+    def read(parents, ops):
+        paths = cell.paths(parents, ops)
+        return *paths, predictors.path_features(cell.kinds, *paths, length=2)
+
+    steps, alive, used, features = read(np.array([0, 1, 1, 0], np.int32), np.array([5, 8, 2, 7], np.int32))
     assert alive.tolist() == [False, True, True, True]
     rows = [row[row >= 0].tolist() for row in np.asarray(steps)]
     assert rows[1:] == [[5], [5, 2], [7]] and used.tolist() == [5, -1, 2, 7]
-    features = predictors.path_features(cell.kinds, steps, alive, used, length=2)
     assert features["sequences"].sum() == 3 and features["sequences"][1 + 8 + 5 * 8 + 2] == 1
 
 
@@ -112,24 +112,24 @@ def test_gaussian_process_equals_scikit_learn(cells):
 
 
 def test_marginal_likelihood_gradient_is_that_of_autodiff():
-    a = jax.random.normal(jax.random.key(0), (6, 6))
-    matrix, targets = a @ a.T + jnp.eye(6), jnp.arange(6.0)
+    a = np.random.default_rng(0).normal(size=(6, 6)).astype(np.float32)
+    matrix, targets = a @ a.T + np.eye(6, dtype=np.float32), np.arange(6, dtype=np.float32)
 
     def plain(matrix, targets):
         _, logdet = jnp.linalg.slogdet(matrix)
         return 0.5 * targets @ jnp.linalg.solve(matrix, targets) + 0.5 * logdet
 
-    got, want = (jax.grad(cost, (0, 1))(matrix, targets) for cost in (gp.likelihood_cost, plain))
+    got, want = (jax.jit(jax.grad(cost, (0, 1)))(matrix, targets) for cost in (gp.likelihood_cost, plain))
     for one, other in zip(got, want, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-4)
 
 
 def test_fitting_raises_the_likelihood_and_finds_the_group_that_matters(cells):
     _, score = cells
-    noise = jax.random.normal(jax.random.key(1), (60, 5))
-    inputs = {"noise": noise, "signal": score[:, None]}
-    mask = jnp.ones(60, bool)
-    fitted = predictors.GaussianProcess().fit(jax.random.key(0), inputs, score, mask)
+    noise = np.random.default_rng(1).normal(size=(60, 5)).astype(np.float32)
+    inputs = {"noise": noise, "signal": np.asarray(score)[:, None]}
+    mask = np.ones(60, bool)
+    fitted = jax.jit(predictors.GaussianProcess().fit)(jax.random.key(0), inputs, score, mask)
     assert fitted["hyper"]["scale"][0] > fitted["hyper"]["scale"][1] + 1  # leaves in order of names
 
 
@@ -141,9 +141,9 @@ def test_prediction_ranks_unseen_cells_and_ignores_rows_not_in_use(cells, predic
     mean, std = fitted_on(predictor, inputs["features"], score, 40)
     assert mean.dtype == std.dtype == jnp.float32 and bool((std > 0).all())
     assert np.corrcoef(mean[40:], score[40:])[0, 1] > 0.8
-    scrambled = jax.tree.map(lambda x: x.at[40:].set(7.0), inputs["features"])
-    fitted = predictor.fit(jax.random.key(0), scrambled, score, jnp.arange(60) < 40)
-    again, _ = predictor.predict(fitted, inputs["features"])
+    used = np.arange(60)[:, None] < 40
+    scrambled = jax.tree.map(lambda x: np.where(used, x, np.float32(7)), inputs["features"])
+    again, _ = fitted_on(predictor, inputs["features"], score, 40, fit_inputs=scrambled)
     np.testing.assert_allclose(again, mean, atol=1e-3)
 
 
@@ -204,7 +204,8 @@ def test_supervised_transformer_learns_an_order_by_either_loss(ordered, losses):
     fit = jax.jit(jax.vmap(predictor.fit, (0, None, None, None)))
     keys = jnp.stack([jax.random.key(0), jax.random.key(5)])
     many = fit(keys, scrambled, score.at[30:].set(jnp.inf), jnp.arange(40) < 30)
-    again, other = (predictor.predict(jax.tree.map(lambda x, i=i: x[i], many), inputs)[0] for i in range(2))
+    predict = jax.jit(jax.vmap(predictor.predict, (0, None)))
+    again, other = predict(many, inputs)[0]
     np.testing.assert_allclose(again, mean, atol=1e-3)
     assert not np.allclose(other, mean, atol=1e-3)
 
@@ -220,13 +221,13 @@ def test_supervised_transformer_starts_from_learned_encoders_and_reads_features(
     for name in ("summary", "Embed_0", "Dense_0", "Dense_2"):  # the last one makes the vector
         close = functools.partial(np.testing.assert_allclose, atol=1e-5)
         jax.tree.map(close, kept[name], weights["params"][name])
-    mean, _ = predictor.predict(fitted, inputs)
-    moved = inputs | {"features": jax.tree.map(lambda x: x + 1, inputs["features"])}
-    assert not np.allclose(predictor.predict(fitted, moved)[0], mean, atol=1e-3)
+    predict = jax.jit(predictor.predict)
+    moved = inputs | {"features": jax.tree.map(lambda x: np.asarray(x) + 1, inputs["features"])}
+    assert not np.allclose(predict(fitted, moved)[0], predict(fitted, inputs)[0], atol=1e-3)
 
     def fit(**changes):
         other = dataclasses.replace(predictor, **changes)
-        return other.fit(jax.random.key(0), inputs, score, jnp.ones(60, bool))
+        return jax.eval_shape(other.fit, jax.random.key(0), inputs, score, np.ones(60, bool))
 
     refusals.check(
         (lambda: fit(members=3), ValueError, "weights of 2"),

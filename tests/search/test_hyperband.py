@@ -6,6 +6,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 import refusals
 from small_searches import OPS, pairs
 
@@ -26,75 +27,69 @@ def evaluate(archs, fidelity):
 
 # Batches of 4: rungs of 9, 3 and 1 take several, and one is not full.
 RACES = search.Hyperband(OPS, evaluations=70, fidelities=3, first=9, batch=4)
-TIMED = dataclasses.replace(RACES, budget=150.0, evaluations=120, batch=9)
+TIMED = dataclasses.replace(RACES, budget=150.0)
 
 
-@functools.cache
-def scanned(strategy):
-    return jax.jit(jax.vmap(functools.partial(search.scan, strategy, evaluate)))(KEYS)
+@pytest.fixture(scope="module")
+def races():
+    """The last states of four searches that ran as one program, and the rows of each that are in use."""
+    states = jax.jit(jax.vmap(functools.partial(search.scan, TIMED, evaluate)))(KEYS)
+    return [jax.tree.map(lambda x, i=i: x[i], states) for i in range(len(KEYS))]
 
 
 def run(strategy, evaluate=evaluate, key=KEYS[0], **more):
     return search.run(strategy, evaluate, key, **{"batched": True} | more)
 
 
-def each(state):
-    """The histories of searches that ran as one: codes, scores, fidelity and seconds of what is used."""
-    for i in range(len(KEYS)):
-        one = jax.tree.map(lambda x, i=i: np.asarray(x[i]), dataclasses.replace(state, key=()))
-        rows = slice(0, int(one.size))
-        yield one.codes[rows], one.scores[rows], one.memory.fidelity[rows], one.memory.seconds[rows]
+def used(state):
+    """Codes, scores, fidelities and seconds of the evaluations, in their order."""
+    columns = state.codes, state.scores, state.memory.fidelity, state.memory.seconds
+    return [np.asarray(x)[: int(state.size)] for x in columns]
 
 
-def test_races_halve_and_carry_the_best_on():
+def test_races_halve_and_carry_the_best_on(races):
     assert [RACES.rungs(start) for start in range(3)] == [[9, 3, 1], [3, 1], [1]]
     sweep = [0] * 9 + [1] * 3 + [2] + [1] * 3 + [2] + [2]
-    for codes, scores, fidelity, _ in each(scanned(RACES)):
-        np.testing.assert_array_equal(fidelity, (sweep * 4)[:70])
-        for first in range(0, 54, 18):
+    for codes, scores, fidelity, _ in map(used, races):
+        np.testing.assert_array_equal(fidelity, (sweep * 4)[: len(codes)])
+        for first in range(0, len(codes) - 12, 18):
             best = np.argsort(-scores[first : first + 9], kind="stable")
             np.testing.assert_array_equal(codes[first + 9 : first + 12], codes[first + best[:3]])
             winner = first + 9 + np.argmax(scores[first + 9 : first + 12])
             np.testing.assert_array_equal(codes[first + 12], codes[winner])
         # What starts a race was never evaluated before.
-        starts = np.flatnonzero(np.isin(np.arange(70) % 18, [*range(9), 13, 14, 15, 17]))
+        starts = np.flatnonzero(np.isin(np.arange(len(codes)) % 18, [*range(9), 13, 14, 15, 17]))
         assert len(np.unique(codes[starts], axis=0)) == len(starts)
 
 
-def test_the_budget_in_seconds_ends_a_search_and_counts():
-    state = scanned(TIMED)
-    for i, (codes, scores, fidelity, seconds) in enumerate(each(state)):
+def test_the_budget_in_seconds_ends_a_search_and_counts(races):
+    for state in races:
+        codes, scores, fidelity, seconds = used(state)
         np.testing.assert_array_equal(seconds, 3.0**fidelity)
         spent = np.cumsum(seconds)
-        assert spent[-1] >= 150 and len(codes) < 120
-        _, found = TIMED.best(jax.tree.map(lambda x, i=i: x[i], state))
-        assert found == scores[(fidelity == 2) & (spent <= 150)].max()
+        assert spent[-1] >= 150 and len(codes) < 70
+        assert TIMED.best(state)[1] == scores[(fidelity == 2) & (spent <= 150)].max()
     # 150 seconds are 16 evaluations at the highest fidelity, the only one that counts.
-    assert np.mean([scores[fidelity == 2].max() for _, scores, fidelity, _ in each(state)]) > 2
+    assert np.mean([scores[fidelity == 2].max() for _, scores, fidelity, _ in map(used, races)]) > 2
 
 
-def test_a_search_goes_on_with_a_larger_budget(tmp_path):
+def test_a_search_goes_on_with_a_larger_budget(races, tmp_path):
     path = tmp_path / "history.jsonl"
     first = run(dataclasses.replace(TIMED, budget=60.0), history_path=path)
     more = run(TIMED, history_path=path)
     assert more.resumed == len(first.history) < len(more.history)
-    for name in ("codes", "scores"):
-        np.testing.assert_array_equal(getattr(more.state, name), getattr(scanned(TIMED), name)[0])
-    np.testing.assert_array_equal(more.state.memory.seconds, scanned(TIMED).memory.seconds[0])
+    for found, expected in zip(used(more.state), used(races[0]), strict=True):
+        np.testing.assert_array_equal(found, expected)
 
 
 def test_an_exhausted_space_ends_after_the_race_that_is_being_run():
     small = Space(op=Choice("a", "b", "c").repeat(2))
     strategy = search.SuccessiveHalving(small, evaluations=100, fidelities=3, first=6, eta=2)
     assert strategy.starts == (0,) and strategy.name == "SuccessiveHalving"
-    state = jax.jit(functools.partial(search.scan, strategy, evaluate))(KEYS[0])
+    state = run(strategy).state
     # Nine architectures: a race of six, and one of the three that are left.
-    fidelity = np.asarray(state.memory.fidelity)[: int(state.size)]
-    np.testing.assert_array_equal(fidelity, [0] * 6 + [1] * 3 + [2] + [0] * 3 + [1] + [2])
+    np.testing.assert_array_equal(used(state)[2], [0] * 6 + [1] * 3 + [2] + [0] * 3 + [1] + [2])
     assert bool(state.exhausted) and bool(strategy.finished(state))
-    loop = run(strategy).state
-    np.testing.assert_array_equal(loop.codes, state.codes)
-    np.testing.assert_array_equal(loop.scores, state.scores)
 
 
 def test_failed_evaluations_are_counted_and_never_go_on():
@@ -121,8 +116,8 @@ def test_seconds_may_be_left_out_where_no_budget_needs_them():
         indices = jnp.asarray([["abcd".index(option) for option in values["op"]]])
         return float(evaluate({"op": indices}, fidelity)[0][0])
 
-    result = run(RACES, silent, KEYS[1], batched=False)
-    np.testing.assert_array_equal(result.state.codes, scanned(RACES).codes[1])
+    result = run(RACES, silent, batched=False)
+    np.testing.assert_array_equal(result.state.codes, run(RACES).state.codes)
     assert {line["seconds"] for line in result.history} == {0.0}
     refusals.check((lambda: run(TIMED, silent, batched=False), ValueError, "budget", "150.0"))
 
@@ -154,8 +149,6 @@ def test_a_race_of_given_architectures_has_one_line_for_each_trial(tmp_path):
     calls.clear()
     again = run(TRIALS, trial, history_path=path)
     assert len(calls) == 3 and again.resumed == 8 and path.read_text() == "".join(lines)
-    state = jax.jit(functools.partial(search.scan, TRIALS, evaluate))(KEYS[0])
-    np.testing.assert_array_equal(state.codes, codes)
     other = dataclasses.replace(TRIALS, given=search.Pool(GIVEN[:4]))
     refusals.check((lambda: run(other, history_path=path), ValueError, "first", "given"))
 
@@ -164,6 +157,8 @@ def test_a_given_race_ends_where_trials_fail():
     def trial(archs, fidelity):
         return jnp.where(jnp.asarray(fidelity) == 1, jnp.nan, evaluate(archs, fidelity)[0])
 
-    result = run(dataclasses.replace(TRIALS, batch=0), trial)
-    assert [line["fidelity"] for line in result.history] == [0] * 7 + [1] * 3
-    assert result.score == np.nanmax(np.asarray(result.state.scores))
+    strategy = dataclasses.replace(TRIALS, batch=0)
+    state = jax.jit(functools.partial(search.scan, strategy, trial))(KEYS[0])
+    codes, scores, fidelity, _ = used(state)
+    np.testing.assert_array_equal(codes[:7], GIVEN)
+    assert fidelity.tolist() == [0] * 7 + [1] * 3 and strategy.best(state)[1] == np.nanmax(scores)

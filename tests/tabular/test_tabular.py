@@ -151,18 +151,12 @@ def test_a_table_is_well_formed_and_its_lookups_are_those_of_numpy(load, name):
 
 
 @real
-def test_nasbench_graph_holds_the_published_facts(load):
+def test_nasbench_graph_holds_the_published_facts_and_maps_cells_to_one_representative(load):
     published = {"cora": (0.8193, 0.8313), "citeseer": (0.7280, 0.7157), "pubmed": (0.8113, 0.7860)}
     for name, values in published.items():
         table = load(f"nasbench_graph_{name}")
-        assert len(table) == table.unique == 26206
         best = [table.best(f"{role}_accuracy")[1] for role in ("validation", "test")]
-        assert best == pytest.approx(values, abs=5e-5)
-
-
-@real
-def test_cells_of_a_graph_map_to_one_representative(load):
-    table = load("nasbench_graph_cora")
+        assert len(table) == table.unique == 26206 and best == pytest.approx(values, abs=5e-5)
     archs = table.space.enumerate(limit=200_000)
     rows = np.asarray(jax.jit(table.row)(archs))
     assert len(rows) == 24 * 9**4 and (rows < 0).sum() == 24
@@ -196,20 +190,17 @@ def test_formulas_contract_skips():
 
 @real
 def test_pools_hold_their_facts(load):
-    hwgpt = load("hwgpt_s")
+    hwgpt, arrays = load("hwgpt_s"), raw(transformers.HWGPT)
     assert len(hwgpt) == 10000 and hwgpt.best("perplexity")[1] == pytest.approx(22.159, abs=1e-3)
-    arrays = raw(transformers.HWGPT)
-    for row in (0, 1, 9999):
-        values = hwgpt.space.to_dict(hwgpt.space.decode(hwgpt.codes[row]))
-        depth = arrays["n_layer"][row]
-        assert values["n_layer"] == depth and values["embed_dim"] == arrays["embed_dim"][row]
-        assert values["n_head"] == arrays["n_head"][row, :depth].tolist()
-        assert values["mlp_ratio"] == arrays["mlp_ratio"][row, :depth].tolist()
+    for row in (0, 9999):
+        values, depth = hwgpt.space.to_dict(hwgpt.space.decode(hwgpt.codes[row])), arrays["n_layer"][row]
+        assert (values["n_layer"], values["embed_dim"]) == (depth, arrays["embed_dim"][row])
+        for name in ("n_head", "mlp_ratio"):
+            assert values[name] == arrays[name][row, :depth].tolist()
         assert values["bias"] == ("yes" if arrays["bias"][row] else "no")
     assert [len(load(name)) for name in POOLS[1:]] == [200, 200, 200, 186, 99]
     assert "d_embed" in load("lts_gpt2_wt103").space
-    assert "d_embed" not in load("lts_transxl_lm1b").space
-    assert "div_val" not in load("lts_transxl_lm1b").space
+    assert not {"d_embed", "div_val"} & {*load("lts_transxl_lm1b").space}
     for name, path in transformers.LTS.items():
         table, arrays = load(name), raw(path)
         assert table.space["d_inner"].active == "n_layer"
@@ -238,6 +229,7 @@ def test_rows_with_equal_hashes_are_told_apart():
 def test_arrays_make_a_table():
     table = small_table(classes=[5, 8, 5])
     assert (len(table), table.unique, table.pool) == (3, 2, True)
+    assert "3 of 6 architectures, 2 networks" in repr(table) and "1 without ms" in repr(table)
     assert table.codes.tolist() == [[0, 0, 0], [1, 0, 1], [1, 1, 1]]  # inactive: 0
     arch = SMALL.from_dict({"depth": 2, "op": ["conv", "pool"]})
     assert int(table.row(arch)) == 1
@@ -260,11 +252,9 @@ def test_arrays_make_a_table():
 
 def test_a_csv_is_the_same_table(tmp_path):
     path = tmp_path / "mine.csv"
-    path.write_text(
-        "depth,op_0,op_1,accuracy,ms,id\n1.0,conv,,90.5,2,a\n2,conv,pool,92,,b\n2,pool,pool,91,3.5,c\n"
-    )
-    table = tabular.from_csv(path, SMALL, {"accuracy": "max"}, ignore=["id"])
-    expected = small_table()
+    ids = iter(("id", "a", "b", "c"))
+    path.write_text("".join(f"{line},{next(ids)}\n" for line in CSV.replace("\n1,", "\n1.0,").splitlines()))
+    table, expected = tabular.from_csv(path, SMALL, {"accuracy": "max"}, ignore=["id"]), small_table()
     assert table.name == "mine"
     np.testing.assert_array_equal(table.codes, expected.codes)
     for name in ("accuracy", "ms"):
@@ -334,17 +324,6 @@ def test_mistakes_in_arrays_are_named():
     )
 
 
-def test_a_table_says_what_it_lacks():
-    space = Space(op=Choice("a", "b").repeat(2))
-    archs = {"op": np.array([[0, 0], [0, 1], [1, 0]], np.int32)}
-    metrics = {"accuracy": [1, np.nan, 2], "ms": [np.nan, 1, 2]}
-    table = tabular.from_arrays("mine", space, archs, metrics, {"accuracy": "max"})
-    expected = "3 of 4 architectures, 3 networks, metrics ['accuracy', 'ms'], 1 without accuracy"
-    assert repr(table) == f"Table('mine', {expected})"
-    whole = tabular.from_arrays("all", space, space.enumerate(), {"accuracy": np.arange(4)})
-    assert repr(whole) == "Table('all', 4 architectures, 4 networks, metrics ['accuracy'])"
-
-
 def test_a_table_knows_which_architectures_are_equal_and_what_predictors_see():
     space = Space(left=Choice("a", "b", "c"), right=Choice("a", "b", "c"))
 
@@ -408,13 +387,6 @@ def test_missing_and_damaged_files_are_named(tmp_path, monkeypatch):
         refusals.check((lambda: tabular.load("nasbench201", tmp_path), ValueError, "nb201_cifar10"))
 
 
-def test_digests_see_names_types_shapes_and_values():
-    a = np.arange(6, dtype=np.int32)
-    others = [{"b": a}, {"a": a.astype(np.int64)}, {"a": a.reshape(2, 3)}, {"a": a + 1}, {}]
-    assert len({files.digest(x) for x in [{"a": a}, *others]}) == 6
-    assert files.digest({"a": a, "b": a[::2]}) == files.digest({"b": a[::2].copy(), "a": a})
-
-
 class Evil:
     def __init__(self, *call):
         self.call = call
@@ -423,7 +395,13 @@ class Evil:
         return self.call
 
 
-def test_pickles_of_anything_but_plain_values_are_refused():
+def test_pickles_of_plain_values_alone_are_read():
+    value = {3: [1.5, np.float64(2.5), np.int32(7), np.float32(0.5)], "a": (None, True, b"x")}
+    found = convert.unpickle(pickle.dumps(value), "here")
+    assert found == {3: [1.5, 2.5, 7, 0.5], "a": (None, True, b"x")}
+    assert all(type(x) in (int, float) for x in found[3])
+    with pytest.raises(ValueError, match="here: .*truncated"):
+        convert.unpickle(pickle.dumps(value)[:-9], "here")
     for value, names in (
         (Evil(os.system, ("true",)), ("posix.system", "nt.system")),
         (Evil(eval, ("1",)), ("builtins.eval",)),
@@ -433,15 +411,6 @@ def test_pickles_of_anything_but_plain_values_are_refused():
     ):
         with pytest.raises(ValueError, match=f"here: refused.*({'|'.join(names)})"):
             convert.unpickle(pickle.dumps({"a": value}), "here")
-
-
-def test_plain_pickles_are_read():
-    value = {3: [1.5, np.float64(2.5), np.int32(7), np.float32(0.5)], "a": (None, True, b"x")}
-    found = convert.unpickle(pickle.dumps(value), "here")
-    assert found == {3: [1.5, 2.5, 7, 0.5], "a": (None, True, b"x")}
-    assert all(type(x) in (int, float) for x in found[3])
-    with pytest.raises(ValueError, match="here: .*truncated"):
-        convert.unpickle(pickle.dumps(value)[:-9], "here")
 
 
 def nasbench201_rows(ops, *columns):
@@ -470,23 +439,6 @@ def test_nasbench201_is_converted(load, tmp_path):
     for name in ours.metrics:
         np.testing.assert_array_equal(ours.metrics[name], theirs.metrics[name])
     assert "test_accuracy" not in ours.metrics
-
-
-@real
-def test_nasbench_graph_is_converted(tmp_path, monkeypatch):
-    arrays = raw(GRAPH)
-    for name in nasbench_graph.SETS["nasbench_graph"]:
-        keys = ("valid_perf", "perf", "latency", "para")
-        rows = zip(*(arrays[f"{name}.{key}"].tolist() for key in keys), strict=True)
-        rows = {
-            code: dict(zip(keys, row, strict=True))
-            for code, row in zip(arrays["hash"].tolist(), rows, strict=True)
-        }
-        (tmp_path / f"{name}.bench").write_bytes(pickle.dumps(rows))
-    # The rows of all 157,464 cells take seconds to find; a sample is compared above.
-    monkeypatch.setattr(convert, "canonical_rows", lambda *_: arrays["canon_row"])
-    convert.main(["--out", str(tmp_path), "--nasbench_graph", str(tmp_path)])
-    assert tabular.load("nasbench_graph_pubmed", tmp_path).unique == 26206
 
 
 def test_data_sets_are_converted_from_what_the_packages_hold(tmp_path, monkeypatch, capsys):
