@@ -68,7 +68,11 @@ def test_the_budget_in_seconds_ends_a_search_and_counts(races):
         np.testing.assert_array_equal(seconds, 3.0**fidelity)
         spent = np.cumsum(seconds)
         assert spent[-1] >= 150 and len(codes) < 70
-        assert TIMED.best(state)[1] == scores[(fidelity == 2) & (spent <= 150)].max()
+        for budget in (20.0, 80.0, 150.0):
+            inside = spent <= budget
+            highest = inside & (fidelity == fidelity[inside].max())
+            _, best = dataclasses.replace(TIMED, budget=budget).best(state)
+            assert best == scores[highest].max()
     # 150 seconds are 16 evaluations at the highest fidelity, the only one that counts.
     assert np.mean([scores[fidelity == 2].max() for _, scores, fidelity, _ in map(used, races)]) > 2
 

@@ -7,13 +7,12 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 import refusals
 from small_searches import SMALL, SPACE, cost, evaluate, never
 
 from jaxnas import predictors, search
-from jaxnas.search import NSGA2, ShiftRule, pareto, space_evolution
-from jaxnas.search.space_evolution import decompose
+from jaxnas.search import NSGA2, ShiftRule, pareto
+from jaxnas.search.space_evolution import decompose, fit_line
 from jaxnas.space import Choice, Space
 
 FLAT = Space(width=Choice(16, 24, 32), kernel=Choice(3, 5, 7), op=Choice("a", "b"))
@@ -54,12 +53,10 @@ def test_impossible_bounds():
         # The space is too large to be listed: the range is what was found.
         bounded("params", "10", reached, params=(None, 10)),
         bounded("1,000,000,000", reached, params=(1e9, None)),
-        bounded("289 to 291", "288", reached, params=(289, 291)),
         bounded("200 to 296", "1.5 to 2", params=(200, None), macs=(None, 2.0)),
         bounded("'parms'", "'params'", parms=(1, 2)),
         bounded("9", "8", params=(9, 8)),
         bounded("(min, max)", params=(None, math.nan)),
-        bounded(reached, kind=search.Hyperband, params=(None, 1)),
         # Of a listed space it is exact.
         small("-1", "0 to 60", params=(None, -1)),
         small("12 to 18", "10", "20", params=(12, 18)),
@@ -80,26 +77,20 @@ def test_settings():
     bounded = dict(cost=lambda arch: arch, bounds={"a": (1, 2)})
     refusals.check(
         case(search.Evolution, mutations=26),
-        case(search.Evolution, random_first=1001),
         case(NSGA2, objectives=1),
         case(search.RegularizedEvolution, "sample", "11", "10", population=10, sample=11),
         case(search.Reinforce, "cost", "'params'", error=EITHER, cost="params"),
-        case(search.Reinforce, "canonical", "5", error=EITHER, canonical=5),
         case(search.Reinforce, "bounds", "5", error=EITHER, bounds=5),
         case(search.Reinforce, "bounds", "[1]", error=EITHER, bounds={"params": ([1], 2)}),
         case(search.Reinforce, "policy", "None", error=EITHER, policy=None),
         case(search.Reinforce, "baseline", "'none'", baseline="none"),
         case(halving, "int32[0, 3]", "int32 [n, 3]", given=pool(np.zeros((0, 3), np.int32))),
-        case(halving, "int32[2, 2]", given=pool(np.zeros((2, 2), np.int32))),
         case(halving, "row 0", "[4, 4, 4]", given=pool(np.full((1, 3), 4, np.int32))),
         case(halving, "equal", given=pool(np.zeros((2, 3), np.int32))),
         case(halving, "given", given=pool(np.eye(3, dtype=np.int32)), **bounded),
         case(halving, "starts", error=TypeError, starts=(1,)),
         case(search.Hyperband, "given", "int", error=TypeError, given=3),
-        *(
-            case(search.Hyperband, "starts", "0 to 1", fidelities=2, starts=wrong)
-            for wrong in ((3,), (), 1, ("0",))
-        ),
+        *(case(search.Hyperband, "starts", "0 to 1", fidelities=2, starts=wrong) for wrong in ((3,), (), 1)),
         case(search.PredictorGuided, "predictor", error=TypeError),
         case(guided, "acquisition", "'ucb'", acquisition="ucb"),
         case(guided, "features", "5", error=TypeError, features=5),
@@ -131,14 +122,12 @@ def test_calls(tmp_path):
         return trial, VALUE, "seconds", str(seconds)
 
     def seeing(space):
-        process = dict(
-            predictor=predictors.GaussianProcess(steps=8), features=lambda arch: jnp.full(3, jnp.nan)
-        )
+        process = dict(predictor=predictors.GaussianProcess(), features=lambda arch: jnp.full(3, jnp.nan))
         return (lambda: search.PredictorGuided(space, **process).init(KEY)), VALUE, "features", "{'op': ["
 
-    returned = (None, {"score": jnp.ones(2)}, 1.0, jnp.ones(3), jnp.ones(2, int))
-    costs = (5, {"params": "many"}, {"params": jnp.ones(2)}, None)
-    keys = (0, None, jax.random.PRNGKey(0), jax.random.split(KEY))
+    returned = (None, {"score": jnp.ones(2)}, 1.0, jnp.ones(2, int))
+    costs = (5, {"params": "many"}, {"params": jnp.ones(2)})
+    keys = (0, jax.random.PRNGKey(0), jax.random.split(KEY))
     refusals.check(
         (run(RANDOM, history_path=tmp_path / "file" / "history.jsonl"), OSError, "file"),
         (run(RANDOM, lambda archs: np.zeros(3, np.float32)), VALUE, "float32[3]", "2"),
@@ -156,9 +145,8 @@ def test_calls(tmp_path):
         *map(taking, (math.nan, -1.0, math.inf)),
         *map(seeing, (SMALL, Space(op=Choice(*range(6)).repeat(12)))),
         (lambda: pareto.hypervolume(np.zeros((3, 4)), np.zeros(4)), VALUE, "4", "2 and 3"),
-        (tell(RANDOM, 3), VALUE, "float32[3]"),
         (tell(RACES, 4, 3), VALUE, "float32[3]"),
-        *((tell(nsga2, shape), VALUE, "[20, 2]") for shape in ([20, 3], [20], [19, 2])),
+        *((tell(nsga2, shape), VALUE, "[20, 2]") for shape in ([20, 3], [20])),
         (lambda: RANDOM.best(RANDOM.init(KEY)), VALUE, "0"),
     )
 
@@ -186,7 +174,6 @@ def test_spaces_that_cannot_move():
     refusals.check(
         (evolve(changed(3, np.nan)), VALUE, "1 of 40", "3"),
         (evolve(ERRORS[:30]), VALUE, "[40]", "[30]"),
-        (evolve(ERRORS[:9], jax.tree.map(lambda x: x[:9], ARCHS)), VALUE, "9", "10"),
         (evolve(top=0), VALUE, "top", "0"),
         (evolve(archs=few), VALUE, "40", "7", "'kernel'"),
         (evolve(archs=SMALL.sample(KEY, 40)), VALUE, "'width'"),
@@ -194,39 +181,28 @@ def test_spaces_that_cannot_move():
         (evolve(archs={**ARCHS, "width": ARCHS["width"] + 2}), VALUE, "'width'"),
         (evolve(fixed=("widht",)), VALUE, "'widht'", "'width'"),
         (rule("depth", ShiftRule()), VALUE, "'depth'"),
-        (rule("op", ShiftRule()), VALUE, "'op'"),
         (rule("width", ShiftRule(), fixed=["width"]), VALUE, "'width'"),
         (rule("width", 3), TypeError, "'width'", "3"),
         (rule("width", ShiftRule(most=24)), VALUE, "'width'", "[32]", "most=24"),
         (rule("width", ShiftRule(multiple=16)), VALUE, "[24]", "multiple=16"),
         (shift((8, 16), -1, ShiftRule(step=16, least=8)), VALUE, "'width'", "(-8, 0)", "least=8"),
-        (shift((1, 2), -2), VALUE, "(-1, 0)"),
         (shift((8,), 1), VALUE, "step"),
         (shift((14, 28), 2, listed), VALUE, "(1, 2, 4, 7, 14, 28)"),
         (shift((4, 5), 1, listed), VALUE, "[5]"),
         (lambda: decompose(FLAT, ARCHS, ERRORS, names=["w"]), VALUE, "'w'"),
-        (
-            lambda: space_evolution.fit_line(decompose(FLAT, ARCHS, ERRORS)["op"]),
-            VALUE,
-            "'a', 'b'",
-        ),
+        (lambda: fit_line(decompose(FLAT, ARCHS, ERRORS)["op"]), VALUE, "'a', 'b'"),
         (lambda: ShiftRule(least=3, most=2), VALUE, "least", "3", "most", "2"),
     )
     # A choice that stays may lack members.
     assert [shift.name for shift in evolve(archs=few, fixed=("kernel",))().shifts] == ["width"]
 
 
-@pytest.fixture(scope="module")
-def history(tmp_path_factory):
-    path, own = tmp_path_factory.mktemp("search") / "history.jsonl", {"parents": 5, "mutations": 10}
-    bounds = {"params": (10, 60)}
-    strategy = search.Evolution(SPACE, cost, bounds, evaluations=40, population=20, crossovers=10, **own)
-    search.run(strategy, evaluate, KEY, batched=True, history_path=path)
-    return strategy, path.read_text().splitlines(keepends=True)
-
-
-def test_histories_of_another_search(history, tmp_path):
-    strategy, lines = history
+def test_histories_of_another_search(tmp_path):
+    whole_path, bounds = tmp_path / "whole.jsonl", {"params": (10, 60)}
+    sizes = dict(evaluations=40, population=20, parents=5, mutations=10, crossovers=10)
+    strategy = search.Evolution(SPACE, cost, bounds, **sizes)
+    search.run(strategy, evaluate, KEY, batched=True, history_path=whole_path)
+    lines = whole_path.read_text().splitlines(keepends=True)
     whole, paths = "".join(lines).encode(), iter(range(100))
 
     def resumed(content, *names, evaluate=evaluate, key=KEY, **change):

@@ -184,7 +184,6 @@ def test_formulas_contract_skips():
     assert formula("0111", "gat", "skip", "gcn", "fc") == "gat(fc(),gcn(),skip)"
     # A skip that is read by a skip only still passes its input to the output.
     assert formula("0112", "gat", "skip", "gcn", "skip") == "gat(gcn(),skip)"
-    assert formula("0000", "skip", "gcn", "gat", "skip") == "gat(),gcn()"
     assert formula("0123", "skip", "skip", "skip", "skip") == ""
 
 
@@ -270,12 +269,9 @@ def test_mistakes_in_a_csv_are_named(tmp_path):
         ("ms", "", "index=False"),
         ("conv,pool", "convv,pool", "'op_0'"),
         ("conv,pool", "conv,", "'op_1'"),
-        ("2,pool,pool", "2,conv,pool", "'accuracy'"),
         ("92", "good", "'accuracy'"),
         (",3.5", "", "line 4"),
         (CSV[CSV.index("\n") :], "\n", "lines behind"),
-        ("92", "inf", "'accuracy'"),
-        ("92", "1e60", "'accuracy'"),
         (CSV, CSV.replace(",", ";"), "depth;op_0"),
         (CSV, "\n", "first line"),
     ):
@@ -293,7 +289,6 @@ def test_mistakes_in_a_csv_are_named(tmp_path):
     refusals.check(
         case(FileNotFoundError, "none.csv", given=tmp_path / "none.csv"),
         case(IsADirectoryError, str(tmp_path), given=tmp_path),
-        case(TypeError, "path", given=None),
         case(TypeError, "space is 5", space=5),
         case(ValueError, "'op'", space=Space(width=Choice(1, 2))),
     )
