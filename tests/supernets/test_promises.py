@@ -171,6 +171,7 @@ def test_what_an_architecture_does_not_use_is_zero_in_activations_and_gradients(
     Neither other weights matter nor what an architecture chooses for layers that it has not.
     """
     case, old = case_of(name), flatten(case_of(name).variables.get("batch_stats", {}))
+    changed = 0
     for arch in archs_of(name, 8):
         values = case.net.space.to_dict(arch)
         expected, outputs, gradient, statistics = compiled(name)(case.variables, arch)
@@ -187,6 +188,7 @@ def test_what_an_architecture_does_not_use_is_zero_in_activations_and_gradients(
             assert np.any(leaf[mask]) or not mask.any() or may_vanish, path
         if name not in AUTOATTEND:
             other = with_other_inactive(case.net.space, arch)
+            changed += sum(np.sum(other[key] != arch[key]) for key in arch)
             y, _, same, _ = compiled(name)(promises.poisoned(case.variables, masks, 1e3), other)
             assert np.array_equal(y, expected)
             jax.tree.map(np.testing.assert_array_equal, flatten(same), gradient)
@@ -197,6 +199,7 @@ def test_what_an_architecture_does_not_use_is_zero_in_activations_and_gradients(
             mask = np.broadcast_to(masks["batch_stats", *path], leaf.shape)
             np.testing.assert_array_equal(leaf[~mask], old[path][~mask])
             assert not mask.any() or not np.array_equal(leaf[mask], old[path][mask])
+    assert changed or name in AUTOATTEND
 
 
 EXTRACTED = {"wide": 2, "swin": 2, "hybrid": 24}  # which of the random architectures
