@@ -1,8 +1,6 @@
 """Running plain functions at their active sizes: against the function of the active parts alone."""
 
-import dataclasses
 import functools
-import itertools
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +10,6 @@ import tiers
 from small_nets import difference, jit, normal, take
 
 from jaxnas.elastic import Decision, run, width
-from jaxnas.elastic.parameter import ELASTIC_SCOPE
 
 IN, OUT, TAPS = (2, 3, 5), (1, 2, 4, 6), (1, 3)
 
@@ -105,44 +102,6 @@ def test_outputs_and_gradients_are_those_of_the_active_part_also_under_vmap(name
         jax.tree.map(lambda a, b: np.testing.assert_array_equal(a[b == 0], 0), one, want)
 
 
-TRACES = []
-
-
-@dataclasses.dataclass(frozen=True)
-class Scaled:
-    """An operation as the layers have them: an object for each layer, with a masked method."""
-
-    factor: float
-
-    def __call__(self, x, kernel):
-        TRACES.append(kernel.shape)
-        return self.factor * x @ kernel
-
-    def masked(self, masks, x, kernel):
-        return self.factor * x @ kernel * masks["out"][None, :]
-
-
-def test_equal_operations_of_many_layers_are_traced_once():
-    new = itertools.count(1)  # JAX knows the operations of the calls before
-
-    def traces(layers):
-        factors = {layer: float(next(new)) for layer in dict.fromkeys(layers)}
-
-        def network(kernel, index):
-            x, sizes = normal(4, 6), {"in": choose("in", OUT, index), "out": choose("out", OUT, index)}
-            for layer in layers:
-                scaled = Scaled(factors[layer])
-                x = run(scaled, "rows in, in out -> rows out", sizes, x, kernel, masked=scaled.masked)
-            return jnp.sum(x)
-
-        TRACES.clear()
-        jax.jit(jax.grad(network)).trace(normal(6, 6), jnp.int32(1))
-        return len(TRACES)
-
-    once = traces("a")
-    assert once and traces("aaaaaa") == once and traces("abc") == 3 * once
-
-
 def test_branches_grow_with_the_sum_of_the_options_and_not_with_their_product():
     def branches(limit):
         arch = (jnp.int32(0), jnp.int32(0), jnp.int32(1))
@@ -165,13 +124,3 @@ def test_what_is_kept_is_not_computed_again():
     program = gradient.lower(normal(4, 5), normal(5, 6), normal(6), jnp.int32(1)).compile().as_text()
     # For each size the product, which the gradient of the scale needs too, and those of the other two.
     assert program.count(" dot(") == 3 * len(IN)
-
-
-@pytest.mark.hlo
-def test_operations_have_a_scope_of_their_own():
-    arch = tuple(map(jnp.int32, (1, 1, 1)))
-    for limit in (1, 100):
-        lowered = jax.jit(functools.partial(elastic, "dense", limit, arch)).lower(*OPERANDS["dense"])
-        text = lowered.as_text("hlo", debug_info=True)
-        products = [line for line in text.splitlines() if " dot(" in line]
-        assert products and all(ELASTIC_SCOPE in line for line in products)

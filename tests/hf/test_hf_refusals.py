@@ -71,20 +71,17 @@ def with_tensors(change):
     return damage
 
 
-def with_bytes(change):
-    def damage(folder):
-        path = folder / "model.safetensors"
-        path.write_bytes(change(path.read_bytes()))
+def with_file(name, change):
+    """Rewrites a file: a function of its bytes."""
+    return lambda folder: (folder / name).write_bytes(change((folder / name).read_bytes()))
 
-    return damage
+
+def with_bytes(change):
+    return with_file("model.safetensors", change)
 
 
 def with_values(**more):
-    def damage(folder):
-        path = folder / "config.json"
-        path.write_text(json.dumps({**json.loads(path.read_text()), **more}))
-
-    return damage
+    return with_file("config.json", lambda data: json.dumps({**json.loads(data), **more}).encode())
 
 
 def with_index(places):
@@ -125,8 +122,8 @@ def test_what_cannot_be_read(saved, tmp_path):
             with_values(model_type="gemma3_text", use_bidirectional_attention=True),
             "use_bidirectional_attention",
         ),
-        "json": (lambda folder: (folder / "config.json").write_text("{"), "config.json"),
-        "no_object": (lambda folder: (folder / "config.json").write_text("[]"), "config.json", "model_type"),
+        "json": (with_file("config.json", lambda _: b"{"), "config.json"),
+        "no_object": (with_file("config.json", lambda _: b"[]"), "config.json", "model_type"),
         "no_config": (lambda folder: (folder / "config.json").unlink(), "config.json", "model.safetensors"),
         "no_tensors": (
             lambda folder: (folder / "model.safetensors").unlink(),

@@ -20,9 +20,9 @@ HEADS = {"layers_*/attention/heads": Choice(1, 2, 3)}
 GROUPS = {"layers_*/attention/kv_heads": Choice(1, 2), "layers_*/attention/queries": Choice(1, 2, 3)}
 # A checkpoint, the choices of heads, the widths, and how many sub-networks are drawn.
 SEARCHED = [
-    ("llama", GROUPS, (17, 20, 24), 11),
-    ("gemma3_one_group", {"layers_*/attention/query/hidden": Choice(1, 3, 4, 6)}, (16, 18, 24), 5),
-    ("deit_teacher", HEADS, (16, 18, 24), 4),
+    ("llama", GROUPS, (17, 20, 24), 6),
+    ("gemma3_one_group", {"layers_*/attention/query/hidden": Choice(1, 3, 4, 6)}, (16, 18, 24), 3),
+    ("deit_teacher", HEADS, (16, 18, 24), 3),
     *tiers.nightly(
         ("vit", HEADS, (16, 18, 24), 4),
         ("qwen2_heads", {"layers_*/attention/heads": Choice(1, 4, 5, 6)}, (17, 24), 4),

@@ -215,7 +215,7 @@ def test_each_place_and_context_has_weights_of_its_own(context):
 )
 def test_extracted_networks_have_their_own_parameters_only(kind, context):
     net, variables, inputs = net_of(kind, context), variables_of(kind, context), inputs_of(kind)
-    for seed in range(2):
+    for seed in range(2 if kind == "nodes" else 1):
         arch = sample(net.space, seed)
         recurrent = "gru" in str(net.space.to_dict(arch))  # whose loop XLA counts once
         promises.check_extracted(net, variables, arch, inputs, macs=not recurrent)
@@ -300,7 +300,7 @@ def test_a_text_is_read_in_windows_up_to_its_end_whatever_its_padding():
     run = jit(net.apply)
     texts = {"tokens": jnp.asarray(RNG.integers(0, WORDS, (7, 10)), jnp.int32)}
     for arch in (sample(net.space, seed) for seed in range(3)):
-        for length in (1, 3, 4, 5, 7, 8):
+        for length in (1, 4, 8):
             mask = jnp.broadcast_to(jnp.arange(10) < length, (7, 10))
             padded = run(variables, texts | {"mask": mask}, arch)
             cut = jax.tree.map(lambda x, length=length: x[:, :length], texts | {"mask": mask})

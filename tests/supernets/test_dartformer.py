@@ -8,19 +8,16 @@ import numpy as np
 import promises
 import pytest
 import refusals
-import tiers
 from small_nets import jit
 
 import jaxnas
 from jaxnas import Choice, Space, data, spaces, tasks
 from jaxnas.supernets import DARTFormer
-from jaxnas.supernets.attention import MECHANISMS
 
 pytestmark = pytest.mark.more  # a whole supernet
 
 WORDS, LENGTH, CLASSES = 7, 10, 3
 SOME = ("local", "linear", "linformer", "synthesizer")
-FURTHER = ("linear", "local", "performer", "sinkhorn", "synthesizer")
 RNG = np.random.default_rng(0)
 TEXTS = {
     "tokens": jnp.asarray(RNG.integers(0, WORDS, (3, LENGTH)), jnp.int32),
@@ -45,7 +42,7 @@ def test_extraction_keeps_the_chosen_mechanisms(heads):
     net, cost = net_of(heads, layers=2), jaxnas.cost(net_of(heads, layers=2), TEXTS)
     names = [mechanism if heads is None else [mechanism, "linear"] for mechanism in SOME[:3]]
     archs = [net.space.from_dict({"mechanism": name}) for name in names]
-    for arch in archs:
+    for arch in archs[: 2 if heads is None else 1]:
         promises.check_extracted(net, variables_of(net), arch, TEXTS)
     assert len({int(cost(arch)["macs"]) for arch in archs}) == 3
 
@@ -68,14 +65,9 @@ def test_the_supernet_is_the_plain_average():
     np.testing.assert_allclose(without, average - blocks[2] / 4, rtol=1e-5, atol=1e-6)
 
 
-REST = [name for name in MECHANISMS if name not in ("bigbird", *FURTHER)]
-
-
-@pytest.mark.parametrize("mechanism", ["bigbird", *tiers.more(*FURTHER), *tiers.nightly(*REST)])
-def test_what_is_behind_a_text_or_cut_off_there_changes_nothing(mechanism):
+def test_what_is_behind_a_text_or_cut_off_there_changes_nothing():
     """As where training batches have several lengths, and evaluations have the greatest."""
-    sizes = dict(num_random=1, summary=2, window=6, chunk=4, num_buckets=2, max_length=24, pool="mean")
-    net = net_of(space=spaces.dartformer((mechanism,)), **sizes)
+    net = net_of(space=spaces.dartformer(("bigbird",)), num_random=1, max_length=24, pool="mean")
     tokens = jnp.asarray(RNG.integers(0, WORDS, (3, 24)), jnp.int32)
     texts = {"tokens": tokens, "mask": jnp.arange(24)[None] < jnp.asarray([[12], [2], [7]])}
     variables, apply = jaxnas.init(net, jax.random.key(0), texts), jit(net.apply)

