@@ -6,10 +6,9 @@ The workdir gets files as you may have them, and my_config.py, which reads the s
 """
 
 import argparse
-import os
 import pathlib
+import runpy
 import shutil
-import subprocess
 import sys
 
 import numpy as np
@@ -64,13 +63,8 @@ def main(folder):
 
     # The same through a binary, here for the sentences; the other names are digits, pictures and book.
     shutil.copy(EXAMPLES / "my_config.py", folder)
-    command = ["jaxnas.experiments.train_supernet", f"--config={folder}/my_config.py:sentences"]
-    paths = [str(EXAMPLES.parent), os.environ.get("PYTHONPATH", "")]
-    subprocess.run(
-        [sys.executable, "-m", *command, f"--workdir={folder}/run"],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
-        check=True,
-    )
+    sys.argv[1:] = [f"--config={folder}/my_config.py:sentences", f"--workdir={folder}/run"]
+    runpy.run_module("experiments.train_supernet", run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":

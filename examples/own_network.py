@@ -11,10 +11,10 @@ import sklearn.datasets
 
 from jaxnas import Choice, Space, data, elastic, runs, search, tasks, training
 
-LAYERS = 3
+LAYERS = 2
 SPACE = Space(
-    width=Choice(8, 16, 24),
-    depth=Choice(1, 2, LAYERS),
+    width=Choice(8, 16),
+    depth=Choice(1, LAYERS),
     mix=Choice(8, 16).repeat(LAYERS, active="depth"),
     ratio=Choice(1, 2).repeat(LAYERS, active="depth"),
 )

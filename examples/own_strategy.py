@@ -11,9 +11,7 @@ The function of --strategies gets a table and a number of evaluations. This file
 import argparse
 import dataclasses
 import functools
-import os
-import pathlib
-import subprocess
+import runpy
 import sys
 
 import jax
@@ -67,9 +65,7 @@ def marginals(table, evaluations):
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--workdir", default="runs/own_strategy")
-    command = [sys.executable, "-m", "jaxnas.experiments.compare", "--benchmark=own_table:table"]
-    command += ["--seeds=200", "--evaluations=40", f"--workdir={parser.parse_args().workdir}"]
-    command += ["--strategies=random,regularized_evolution,own_strategy:marginals"]
-    paths = [str(pathlib.Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
-    sys.exit(subprocess.run(command, env=environment).returncode)
+    flags = ["--benchmark=own_table:table", "--seeds=200", "--evaluations=40"]
+    flags += ["--strategies=random,regularized_evolution,own_strategy:marginals"]
+    sys.argv[1:] = [*flags, f"--workdir={parser.parse_args().workdir}"]
+    runpy.run_module("experiments.compare", run_name="__main__", alter_sys=True)

@@ -38,6 +38,8 @@ def script(path, *arguments):
     """What `python path arguments` prints."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(path.parent)
+        for binary in ("compare", "train_supernet"):  # which examples run, and other tests import
+            patch.delitem(sys.modules, f"experiments.{binary}", raising=False)
         done = _run(lambda: runpy.run_path(str(path), run_name="__main__"), arguments)
     assert done.status == 0, done
     return done.stdout

@@ -1,16 +1,15 @@
 """A fake object store: the part of Google Cloud Storage that is asked for here, served on this machine.
 
-TensorStore, which writes the arrays of a checkpoint, and gcsfs talk to it by HTTP as to the real one. Where
-gcsfs is not installed, `Objects` stands for it: a file system of fsspec on the same objects. As in the real
-store there are no folders, nothing is appended to or renamed, and an object is written whole or not at all.
-Requests may be made on the condition that an object is still of a generation, or, by 0, that there is none.
+TensorStore, which writes the arrays of a checkpoint, talks to it by HTTP as to the real one; `Objects`, a
+file system of fsspec on the same objects, stands for gcsfs. As in the real store there are no folders,
+nothing is appended to or renamed, and an object is written whole or not at all. Requests may be made on the
+condition that an object is still of a generation, or, by 0, that there is none.
 """
 
 import base64
 import contextlib
 import hashlib
 import http.server
-import importlib.util
 import io
 import json
 import re
@@ -21,6 +20,7 @@ import urllib.parse
 import fsspec
 import pytest
 from etils.epath import backend
+from fsspec.registry import _registry as file_systems
 from orbax.checkpoint._src.path import gcs_utils
 
 
@@ -30,8 +30,6 @@ class Store:
     def __init__(self):
         self.objects, self.generation, self.lock = {}, 0, threading.RLock()
         self.writes = []  # The names that were written, in order.
-        # Those that come in several requests: their names, what has come, and their conditions.
-        self.uploads = {}
 
     def put(self, name, data):
         with self.lock:
@@ -147,73 +145,14 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def do_POST(self):
         body = self.read()
+        match = re.fullmatch(r"/upload/storage/v1/b/([^/]+)/o", self.url.path)
+        if not match or self.query["uploadType"] != "media":
+            return self.answer(501, f"POST {self.path}".encode())
         with self.store.lock:
-            if match := re.fullmatch(r"/upload/storage/v1/b/([^/]+)/o", self.url.path):
-                return self.upload(match[1], body)
-            if match := re.fullmatch(r"/storage/v1(/b/[^/]+/o/.+)/rewriteTo/b/([^/]+)/o/(.+)", self.url.path):
-                return self.copy(match)
-            if self.url.path.startswith("/batch/storage/v1"):
-                return self.batch(body)
-        self.answer(501, f"POST {self.path}".encode())
-
-    def upload(self, bucket, body):
-        if "upload_id" in self.query:
-            return self.more(self.query["upload_id"], body)
-        if self.query["uploadType"] == "resumable":
-            number, name = str(len(self.store.uploads)), f"{bucket}/{self.query['name']}"
-            if self.stale(name):
-                return None
-            self.store.uploads[number] = name, b"", self.query
-            host = self.headers["Host"]
-            return self.answer(200, Location=f"http://{host}{self.url.path}?upload_id={number}")
-        if self.query["uploadType"] == "media":
-            key = self.query["name"]
-        else:  # Two parts: what the object is called, and its content.
-            boundary = re.search(r"""boundary=['"]?([^'";]+)""", self.headers["Content-Type"])[1].encode()
-            about, content = re.split(rb"\r?\n?--" + re.escape(boundary) + rb"(?:--)?\r?\n?", body)[1:3]
-            key = json.loads(re.split(rb"\r?\n\r?\n", about, maxsplit=1)[1])["name"]
-            body = re.split(rb"\r?\n\r?\n", content, maxsplit=1)[1]
-        name = f"{bucket}/{key}"
-        if not self.stale(name):
-            self.store.put(name, body)
-            self.answer(200, self.store.describe(name), Content_Type="application/json")
-
-    def more(self, upload, body):
-        """A part of an object, which is there when the last one has come."""
-        name, before, self.query = self.store.uploads[upload]
-        whole = before + body
-        self.store.uploads[upload] = name, whole, self.query
-        if self.headers["Content-Range"].endswith("/*"):
-            return self.answer(308, Range=f"bytes=0-{len(whole) - 1}")
-        if self.stale(name):  # It may have been written since the upload began.
-            return None
-        self.store.put(name, whole)
-        self.answer(200, self.store.describe(name), Content_Type="application/json")
-
-    def copy(self, match):
-        source = re.sub(r"^/b/([^/]+)/o/", r"\1/", urllib.parse.unquote(match[1]))
-        if source not in self.store.objects:
-            return self.missing()
-        name = f"{match[2]}/{urllib.parse.unquote(match[3])}"
-        if self.stale(name):
-            return None
-        self.store.put(name, self.store.objects[source][0])
-        self.answer(200, {"done": True, "resource": self.store.describe(name)})
-
-    def batch(self, body):
-        """Several deletions in one request."""
-        boundary = "batch"
-        answers = []
-        for number, path in enumerate(re.findall(rb"DELETE (\S+)", body), start=1):
-            found = re.search(r"/b/([^/]+)/o/([^\s?]+)", path.decode())
-            name = f"{found[1]}/{urllib.parse.unquote(found[2])}"
-            status = "204 No Content" if self.store.objects.pop(name, None) else "404 Not Found"
-            answers.append(
-                f"--{boundary}\r\nContent-Type: application/http\r\nContent-ID: <response-{number}>\r\n\r\n"
-                f"HTTP/1.1 {status}\r\nContent-Length: 0\r\n\r\n"
-            )
-        text = "".join(answers) + f"--{boundary}--\r\n"
-        self.answer(200, text.encode(), Content_Type=f"multipart/mixed; boundary={boundary}")
+            name = f"{match[1]}/{self.query['name']}"
+            if not self.stale(name):
+                self.store.put(name, body)
+                self.answer(200, self.store.describe(name), Content_Type="application/json")
 
     def do_DELETE(self):
         self.read()
@@ -333,24 +272,20 @@ class _Upload(io.BytesIO):
 
 @pytest.fixture(scope="session")
 def store():
-    """A store that TensorStore and gcsfs take for Google's."""
+    """A store that TensorStore takes for Google's."""
     with serve() as (store, url), pytest.MonkeyPatch.context() as patch:
         patch.setenv("TENSORSTORE_GCS_HTTP_URL", url)
-        patch.setenv("STORAGE_EMULATOR_HOST", url)
         patch.setenv("GOOGLE_AUTH_TOKEN_FOR_TESTING", "token")
-        patch.setenv("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")  # It would ask for credentials.
         yield store
 
 
 @pytest.fixture
 def bucket(store, monkeypatch):
-    """The objects behind gs://bucket, by gcsfs where it is installed, else by `Objects`."""
+    """The objects behind gs://bucket."""
     store.objects.clear()
     # It would ask Google whether the bucket has real folders.
     monkeypatch.setattr(gcs_utils, "get_bucket", lambda name: None)
-    if importlib.util.find_spec("gcsfs") is None:
-        known = importlib.import_module("fsspec.registry")._registry
-        monkeypatch.setitem(known, "gcs", file_system_of(store))
+    monkeypatch.setitem(file_systems, "gcs", file_system_of(store))
     backend.fsspec_backend._get_filesystem.cache_clear()
     yield store.objects
     backend.fsspec_backend._get_filesystem.cache_clear()
