@@ -64,7 +64,7 @@ def main(folder):
     # The same through a binary, here for the sentences; the other names are digits, pictures and book.
     shutil.copy(EXAMPLES / "my_config.py", folder)
     sys.argv[1:] = [f"--config={folder}/my_config.py:sentences", f"--workdir={folder}/run"]
-    runpy.run_module("experiments.train_supernet", run_name="__main__", alter_sys=True)
+    runpy.run_module("jaxnas.experiments.train_supernet", run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":

@@ -68,4 +68,4 @@ if __name__ == "__main__":
     flags = ["--benchmark=own_table:table", "--seeds=200", "--evaluations=40"]
     flags += ["--strategies=random,regularized_evolution,own_strategy:marginals"]
     sys.argv[1:] = [*flags, f"--workdir={parser.parse_args().workdir}"]
-    runpy.run_module("experiments.compare", run_name="__main__", alter_sys=True)
+    runpy.run_module("jaxnas.experiments.compare", run_name="__main__", alter_sys=True)
