@@ -15,7 +15,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 # Modules that run optax's Adam, which raises a float to an integer power: JAX's own promotion there.
 STANDARD_PROMOTION = """
 test_training test_strategies test_recipes test_seeds test_ranking test_mesh
-test_evolving_spaces test_attention_searches test_road test_times test_fit test_remote
+test_evolving_spaces test_attention_searches test_road test_fit test_remote
 """.split()
 
 # Before JAX is imported. JAX_PLATFORMS=cuda runs the suite on a GPU.

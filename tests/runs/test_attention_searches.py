@@ -1,4 +1,4 @@
-"""The searches of attention from the training of a supernet to a retrained network, on tiny data."""
+"""The searches of attention from the training of a supernet to a saved network, on tiny data."""
 
 import numpy as np
 import pytest
@@ -77,9 +77,5 @@ def test_a_search_of_attention_takes_the_whole_road(name, tmp_path, capsys):
     small, variables = jaxnas.load_subnet(tmp_path / "subnet", module=type(net))
     measured = jaxnas.training.make_evaluator(task, small, "test", mesh=mesh)(variables)
     np.testing.assert_allclose(measured["loss"], result.found.metrics["test"]["loss"], rtol=1e-5)
-    again = runs.retrain(
-        task, net, found.arch, runs.Lab(tmp_path / "retrained/found", alone=TRAINING, mesh=mesh)
-    )
-    assert again is not None and np.isfinite(again.found.metrics["test"]["loss"])
     page = (tmp_path / "report.html").read_text()
     assert "curve-loss" in page and not any(f"curve-{name}" in page for name in ("temperature", "entropy"))

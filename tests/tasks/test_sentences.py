@@ -86,7 +86,9 @@ def task_with_vectors(tmp_path):
     return tasks.Text(data=given, embeddings=str(path), lengths=(4, 8, 12), evaluation_batch_size=16).load()
 
 
-def test_each_length_is_compiled_once_and_a_resumed_training_is_the_same(task_with_vectors, tmp_path):
+def test_each_length_is_compiled_once_a_resumed_training_is_the_same_and_texts_go_the_whole_road(
+    task_with_vectors, tmp_path
+):
     traces = []
 
     @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -114,20 +116,16 @@ def test_each_length_is_compiled_once_and_a_resumed_training_is_the_same(task_wi
     jax.tree.map(np.testing.assert_array_equal, once.variables, again.variables)
     with pytest.raises(ValueError, match="steps_per_call"):
         fit(task, net, dataclasses.replace(training, steps_per_call=5))
-    scores = make_evaluator(task, net, "test", mesh=make_mesh(1))(once.variables, net.space.largest())
-    assert scores["accuracy"] > 0.9
 
-
-def test_texts_with_vectors_go_the_whole_road(task_with_vectors, tmp_path):
-    task, net, mesh = task_with_vectors, VectorReader(Space(hidden=Choice(2, 4, 8)), dim=3), make_mesh(1)
-    trained = fit(task, net, Training(steps=20, batch_size=8), workdir=tmp_path, options=Options(mesh=mesh))
+    root, mesh = tmp_path / "once", make_mesh(1)
     settings = runs.Search(budget="macs", most_share=0.9)
-    runs.search_and_finish(task, net, trained.variables, settings, runs.Lab(tmp_path, mesh=mesh))
-    result = results.read(tmp_path)
+    runs.search_and_finish(task_with_vectors, net, once.variables, settings, runs.Lab(root, mesh=mesh))
+    result = results.read(root)
     assert result.task.details["words_with_vectors"] == {"train": 1.0, "search": 1.0, "test": 1.0}
     assert "float32[1, 12, 3]" in result.task.inputs.replace("f32", "float32")
-    page = (tmp_path / "report.html").read_text()
+    page = (root / "report.html").read_text()
     assert "words with vectors" in page and "words.txt, 3 numbers each" in page
-    small, variables = jaxnas.load_subnet(tmp_path / "subnet", module=VectorReader)
-    loaded = make_evaluator(task, small, "test", mesh=mesh)(variables)
+    small, variables = jaxnas.load_subnet(root / "subnet", module=VectorReader)
+    loaded = make_evaluator(task_with_vectors, small, "test", mesh=mesh)(variables)
+    assert loaded["accuracy"] > 0.9
     np.testing.assert_allclose(loaded["loss"], result.found.metrics["test"]["loss"], rtol=1e-5)

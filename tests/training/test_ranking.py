@@ -19,7 +19,7 @@ from jaxnas.training import EarlyStopping, Options, Training, make_evaluator, tr
 from jaxnas.training.alone import make_scorer
 from jaxnas.training.keys import stream
 
-TASK, NET = task_of("images"), perceptron(2, (1, 2, 4))
+TASK, NET = task_of("images"), perceptron(1, range(1, 9))
 VARIABLES = {"params": random_params(NET, TASK.inputs.shape)}
 TRAINING = Training(steps=6, batch_size=8, learning_rate=3e-2, devices=1)
 
@@ -36,13 +36,12 @@ def test_each_architecture_is_trained_alone_as_if_there_were_no_others(together)
         training=dataclasses.replace(TRAINING, evaluate_every=6), stopping=EarlyStopping(role="search")
     )
     both = train_seeds(TASK, NET, seeds=[4] * 5, arch=archs, options=options, **once)
-    for i in (0, 3):
-        own = train_seeds(TASK, NET, seeds=[0], arch=take(archs, i), **once)
-        assert own.metrics["search"]["accuracy"][0] == pytest.approx(alone[i], abs=1e-6)
-        # So are several seeds at once.
-        one = train_seeds(TASK, NET, seeds=[4], arch=take(archs, i), **once)
-        for a, b in zip(*map(jax.tree.leaves, (both.variables, one.variables)), strict=True):
-            np.testing.assert_allclose(a[i], b[0], rtol=1e-5, atol=1e-6)
+    own = train_seeds(TASK, NET, seeds=[0], arch=take(archs, 3), **once)
+    assert own.metrics["search"]["accuracy"][0] == pytest.approx(alone[3], abs=1e-6)
+    # So are several seeds at once.
+    one = train_seeds(TASK, NET, seeds=[4], arch=take(archs, 3), **once)
+    for a, b in zip(*map(jax.tree.leaves, (both.variables, one.variables)), strict=True):
+        np.testing.assert_allclose(a[3], b[0], rtol=1e-5, atol=1e-6)
 
 
 def test_a_ranking_has_inherited_scores_and_those_alone():
@@ -120,7 +119,7 @@ def len_of(text, steps):
 
 def test_what_was_trained_alone_in_a_workdir_is_not_trained_again(tmp_path):
     """Also after a kill in the middle of a line; other settings, and only they, begin anew."""
-    largest, other = NET.space.largest(), NET.space.sample(jax.random.key(0))
+    largest, other = NET.space.largest(), NET.space.from_dict({"hidden": [3]})
     archs = jax.tree.map(lambda *x: np.stack(x), NET.space.smallest(), largest, other, largest)
     names = [json.dumps(one) for one in NET.space.to_dicts(archs)]
     path, told = tmp_path / "search" / "alone.jsonl", []
