@@ -30,11 +30,12 @@ def table(networks: Mapping[str, Architecture], choices: Choices) -> dict[str, A
     repeated = [x for x, one in choices.items() if "length" in one and isinstance(found.get(x), list)]
     if not repeated:
         return {}
-    stages = {_numbered(name)[1] for name in repeated}
+    staged = {_numbered(name)[1] for name in repeated} - {""}
+    stems = {_numbered(name)[0] for name in found if _numbered(name)[1] in staged}
     # Stage and column of each decision; what ends with the number of no stage is of the whole network.
-    at = {name: _numbered(name)[::-1] if _numbered(name)[1] in stages else ("", name) for name in found}
+    at = {name: _numbered(name)[::-1] if _numbered(name)[0] in stems else ("", name) for name in found}
     columns, rows = list(dict.fromkeys(at[name][1] for name in repeated)), []
-    for stage in dict.fromkeys(["", *(at[name][0] for name in repeated)]):
+    for stage in dict.fromkeys(["", *(at[name][0] for name in found)]):
         single = [name for name in found if name not in repeated and at[name][0] == stage]
         title = f"stage {stage}: " if stage else ""
         title += ", ".join(f"{words.plain(at[name][1])} {words.show(found[name])}" for name in single)

@@ -46,9 +46,8 @@ def facts(run: Run, doing: str = "") -> Facts:
     """
     measured, task = bool(run.result.found.metrics) or not doing, run.result.task.name
     before, value, after = findings.headline(run)
-    heading = (
-        ("Best so far: " * bool(doing) + before, value, after) if measured else ("Training on ", task, "")
-    )
+    before = f"Best so far: {before}" if doing else before
+    heading = (before, value, after) if measured else ("Training on ", task, "")
     found = _found(run) if measured else ()
     if doing:
         text = [] if run.metrics or run.history else ["The first figures appear here."]
@@ -134,7 +133,10 @@ def _used(run: Run) -> Iterator[Section]:
     seed = f", seed {chosen.network.seed}" if chosen else ""
     notes = [f"Weights: {(chosen.network if chosen else result.found).weights}{seed}."]
     if result.loader:
-        code = [("", _LOAD_CHECKPOINT.format(loader=result.loader, subnet=subnet))]
+        load = _LOAD_CHECKPOINT.format(loader=result.loader, subnet=subnet)
+        if result.loader == "AutoModelForCausalLM":
+            load += f'\ntokenizer = transformers.AutoTokenizer.from_pretrained("{subnet}")'
+        code = [("", load)]
         notes.append(f'With jaxnas: module, variables, config = jaxnas.hf.load("{subnet}").')
     else:
         imported = f"\nfrom my_network import {module}  # from where your class is" if module else ""

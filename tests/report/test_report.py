@@ -220,6 +220,11 @@ def changing(**fields):
         (changing(exported_batch=8), "for batches of 8 alone", "nothing"),
         (changing(config={}), "The configuration was not recorded", "Run it again"),
         (changing(module="Net"), "import Net|module=Net)", "nothing"),
+        (
+            changing(loader="AutoModelForCausalLM"),
+            "AutoTokenizer.from_pretrained|jaxnas.hf.load",
+            "StableHLO",
+        ),
         (changing(interrupted="stopped at step 5"), "The training was stopped at step 5.", "nothing"),
     ],
 )
