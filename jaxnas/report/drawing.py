@@ -27,32 +27,29 @@ def table(networks: Mapping[str, Architecture], choices: Choices) -> dict[str, A
       choices: of the space, as `Space.to_json()` writes them.
     """
     found = next(iter(networks.values()))
-    repeated = [
-        name for name, one in choices.items() if "length" in one and isinstance(found.get(name), list)
-    ]
+    repeated = [x for x, one in choices.items() if "length" in one and isinstance(found.get(x), list)]
     if not repeated:
         return {}
-    columns, rows = list(dict.fromkeys(_stage(name)[0] for name in repeated)), []
-    stages = dict.fromkeys(["", *(_stage(name)[1] for name in repeated)])
-    for stage in stages:
-        own = {_stage(name)[0]: (name, found[name]) for name in repeated if _stage(name)[1] == stage}
-        # What ends with the number of no stage is of the whole network.
-        rest = [
-            n
-            for n in found
-            if n not in repeated and stage == (_stage(n)[1] if _stage(n)[1] in stages else "")
-        ]
-        single = [f"{words.plain(_stage(n)[0] if stage else n)} {words.show(found[n])}" for n in rest]
-        title = ": ".join(filter(None, (f"stage {stage}" * bool(stage), ", ".join(single))))
+    staged = {_numbered(name)[1] for name in repeated} - {""}
+    stems = {_numbered(name)[0] for name in found if _numbered(name)[1] in staged}
+    # Stage and column of each decision; what ends with the number of no stage is of the whole network.
+    at = {name: _numbered(name)[::-1] if _numbered(name)[0] in stems else ("", name) for name in found}
+    columns, rows = list(dict.fromkeys(at[name][1] for name in repeated)), []
+    for stage in dict.fromkeys(["", *(at[name][0] for name in found)]):
+        single = [name for name in found if name not in repeated and at[name][0] == stage]
+        title = f"stage {stage}: " if stage else ""
+        title += ", ".join(f"{words.plain(at[name][1])} {words.show(found[name])}" for name in single)
         rows += [[title]] if title else []
+        own = {at[name][1]: (name, found[name]) for name in repeated if at[name][0] == stage}
         rows += _rows([own.get(column, ("", [])) for column in columns], choices)
-    if len(repeated) == 1 and all(isinstance(one, str) for one in choices[repeated[0]]["options"]):
+    name, *others = repeated
+    if not others and all(isinstance(one, str) for one in choices[name]["options"]):
         shown: dict[str, list[Any]] = {}
         for label, one in networks.items():
-            if isinstance(one.get(repeated[0]), list) and one[repeated[0]] not in shown.values():
-                shown[label] = one[repeated[0]]
+            if isinstance(one.get(name), list) and one[name] not in shown.values():
+                shown[label] = one[name]
         titles, columns = [row for row in rows if len(row) == 1], list(shown)
-        rows = titles + _rows([(repeated[0], values) for values in shown.values()], choices)
+        rows = titles + _rows([(name, values) for values in shown.values()], choices)
     return {"head": ["", *map(words.plain, columns)], "rows": rows, "kind": "net"}
 
 
@@ -80,8 +77,8 @@ def _cell(value: Any, choice: Mapping[str, Any], choices: Choices) -> str | dict
     return {"text": text, "color": None if off else known.index(text)}
 
 
-def _stage(name: str) -> tuple[str, str]:
-    """The name of a decision without the number of a stage, and that number; "" for none."""
+def _numbered(name: str) -> tuple[str, str]:
+    """The name of a decision without a number at its end, and that number; "" for none."""
     stem, _, number = name.rpartition("_")
     return (stem, number) if stem and number.isdecimal() else (name, "")
 

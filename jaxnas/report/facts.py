@@ -46,9 +46,8 @@ def facts(run: Run, doing: str = "") -> Facts:
     """
     measured, task = bool(run.result.found.metrics) or not doing, run.result.task.name
     before, value, after = findings.headline(run)
-    heading = (
-        ("Best so far: " * bool(doing) + before, value, after) if measured else ("Training on ", task, "")
-    )
+    before = f"Best so far: {before}" if doing else before
+    heading = (before, value, after) if measured else ("Training on ", task, "")
     found = _found(run) if measured else ()
     if doing:
         text = [] if run.metrics or run.history else ["The first figures appear here."]
@@ -134,7 +133,10 @@ def _used(run: Run) -> Iterator[Section]:
     seed = f", seed {chosen.network.seed}" if chosen else ""
     notes = [f"Weights: {(chosen.network if chosen else result.found).weights}{seed}."]
     if result.loader:
-        code = [("", _LOAD_CHECKPOINT.format(loader=result.loader, subnet=subnet))]
+        load = _LOAD_CHECKPOINT.format(loader=result.loader, subnet=subnet)
+        if result.loader == "AutoModelForCausalLM":
+            load += f'\ntokenizer = transformers.AutoTokenizer.from_pretrained("{subnet}")'
+        code = [("", load)]
         notes.append(f'With jaxnas: module, variables, config = jaxnas.hf.load("{subnet}").')
     else:
         imported = f"\nfrom my_network import {module}  # from where your class is" if module else ""
@@ -156,7 +158,7 @@ def _found(run: Run) -> Iterator[Section]:
         notes = [f"{outside} evaluations are beyond the axis."] if outside else []
         notes.append("Ctrl + wheel zooms, dragging moves, a double click resets; click the legend to filter.")
         name = f"{words.metric_name(run.metric, run.search_role)} against {words.cost_name(run.cost or '')}"
-        yield {"title": words.capital(name), "text": [text], "charts": {"scatter": drawn}, "notes": notes}
+        yield dict(title=words.capital(name), text=[text], charts={"scatter": drawn}, notes=notes)
     architecture, choices = run.result.found.architecture, run.result.space.choices
     shown, others = {}, {"found": architecture}
     for net in (*run.result.networks, *(one.network for one in run.retrained)):
@@ -164,12 +166,12 @@ def _found(run: Run) -> Iterator[Section]:
     if places := drawing.places_of(run.result):
         drawn = {"kept": drawing.chart(places, architecture)}
         shown = dict(text=["The share of each size that is kept, by block."], charts=drawn)
-    blocks = [one for one in (drawing.table(others, choices),) if one and not places]
+    blocks = {} if places else drawing.table(others, choices)
     options = {name: ", ".join(words.options_of(choices.get(name, {}))) for name in architecture}
     rows = [(words.plain(name), words.show(value), options[name]) for name, value in architecture.items()]
     every = dict(head=("decision", "value", "options"), rows=rows, kind="words")
     every["fold"] = "all decisions and their options" if shown or blocks else ""
-    tables = [*blocks, every] if rows else []
+    tables = [one for one in (blocks, every) if one.get("rows")]
     yield dict(title=f"The {run.result.found.name} architecture", tables=tables, **shown)
 
 
@@ -249,9 +251,8 @@ def _measured(run: Run) -> Section:
     groups, metrics, rows = findings.groups(run), run.result.task.metrics, []
     nets = [one.network for one in groups]
     costs = list(dict.fromkeys(name for net in nets for name in net.costs))
-    roles = sorted(
-        {role for net in nets for role in net.metrics}, key=lambda x: (x == "test", x != "train", x)
-    )
+    roles = dict.fromkeys(role for net in nets for role in net.metrics)
+    roles = sorted(roles, key=lambda role: role == run.final_role)
     columns = [(role, m) for role in roles for m in metrics if role == run.final_role or m is metrics[0]]
     columns = [(role, m) for role, m in columns if any(m.name in net.metrics.get(role, {}) for net in nets)]
     times = [key for key in TIMES if any(is_number(one.times.get(key)) for one in run.retrained)]
@@ -267,11 +268,8 @@ def _measured(run: Run) -> Section:
         rows.append((advice.LINEAR, *["–"] * len(costs), *cells, *["–"] * len(times)))
     shown = [words.metric_name(metric, role, unit=True) for role, metric in columns]
     head = ["network", *map(words.cost_name, costs), *shown, *(TIMES[key] for key in times)]
-    notes = (
-        ["Of several seeds: means ± one standard deviation."]
-        if any(len(one.members) > 1 for one in groups)
-        else []
-    )
+    several = any(len(one.members) > 1 for one in groups)
+    notes = ["Of several seeds: means ± one standard deviation."] if several else []
     notes += ["Times are medians on the device below; they differ from run to run."] if times else []
     table = dict(head=head, rows=rows, first=True)
     return dict(title="The networks side by side", tables=[table], notes=notes)
@@ -287,11 +285,9 @@ def _training(run: Run) -> Iterator[Section]:
     title = f"Training the {'supernet' if shared else 'network'}"
     yield {"title": title, "charts": charts.training(run), "notes": notes}
     details = [f"{words.plain(name)}: {words.show(value)}" for name, value in task.details.items()]
-    rows = [
-        (role, words.count(n), _USES.get(role, "as the task defines it")) for role, n in task.sizes.items()
-    ]
-    table = {"head": ("role", task.examples, "use"), "rows": rows, "kind": "words"}
-    yield {"title": "Data", "text": [", ".join([task.name, *details])], "tables": [table] if rows else []}
+    rows = [(role, words.count(n), _USES.get(role, "")) for role, n in task.sizes.items()]
+    table = dict(head=("role", task.examples, "use"), rows=rows, kind="words")
+    yield dict(title="Data", text=[", ".join([task.name, *details])], tables=[table] if rows else [])
 
 
 def _made(run: Run) -> Section:

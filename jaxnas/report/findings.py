@@ -308,7 +308,7 @@ def latency_share(run: Run, other: str) -> float | None:
 
 
 def share(run: Run) -> float | None:
-    """The first cost of the found network as a part of the reference's; of one that is the costliest."""
+    """The first cost of the found network as a part of the reference's, if no other network costs more."""
     reference, cost = run.reference, run.cost
     if cost is None or reference is None:
         return None

@@ -30,7 +30,7 @@ def _even(selection: SelectionOf) -> bool:
     """Whether all options had the same weight, as in a selection by removal alone."""
     tables = selection.probabilities.values()
     rows = [row for table in tables for row in (table if isinstance(table[0], list) else [table])]
-    return all(max(row) - min(x for x in row if x > 0) < 1e-4 for row in rows)
+    return all(max(row) - min((x for x in row if x > 0), default=0) < 1e-4 for row in rows)
 
 
 def how(selection: SelectionOf) -> str:

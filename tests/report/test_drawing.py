@@ -112,14 +112,6 @@ class Stacked(nn.Module):
         return nn.Dense(5, name="head")(x.mean(axis=1))
 
 
-class Convolutional(nn.Module):
-    @nn.compact
-    def __call__(self, x):
-        for channels in (8, 16):
-            x = nn.relu(nn.Conv(channels, (3, 3))(x))
-        return nn.Dense(3, name="last")(nn.relu(nn.Dense(12, name="a")(x.mean((1, 2)))))
-
-
 class Layer(nn.Module):
     @nn.compact
     def __call__(self, x, _):
@@ -153,11 +145,6 @@ NETS = {
             "block_*/attention": Skip(),
         },
         decisions={"ratio": Choice(1.0, 2.0).repeat(11)},
-    ),
-    "convolutions": lambda: supernet_of(
-        Convolutional(),
-        (2, 6, 6, 1),
-        {"Conv_*/channels": Choice(2, 8), "Conv_1/kernel": Choice(1, 3), "a/hidden": Choice(5, 12)},
     ),
     "scan": lambda: supernet_of(
         Scanned(), (2, 4), {"layers/hidden": Choice(8, 16, 32).repeat(3), "layers": Depth(1, 2, 3)}
@@ -213,10 +200,9 @@ def test_each_place_is_drawn_once_with_its_share(net):
 
 
 def test_rows_are_blocks_in_the_order_of_the_network():
-    blocks = {"width", "block", "attention", "hidden", "attention/heads"}
+    names = {"width", "block", "attention", "hidden", "attention/heads"}
     for name, rows, columns in (
-        ("blocks", ["all blocks", *(f"block_{i}" for i in range(11))], blocks),
-        ("convolutions", ["Conv_0", "Conv_1", "a"], {"channels", "kernel", "hidden"}),
+        ("blocks", ["all blocks", *(f"block_{i}" for i in range(11))], names),
         ("scan", ["layers[0]", "layers[1]", "layers[2]"], {"hidden", "block"}),
     ):
         net = made(name)

@@ -143,15 +143,12 @@ def vision(root, layers=5, widths=(16, 32, 48, 64), heads=(1, 2, 3, 4), evaluati
     best, other = searched(root, lambda: architecture(rng.choice), costs, score, evaluations, names)
     trained(root, 3000, "accuracy", lambda part: 0.985 - 0.8 * math.exp(-9 * part), watch=1)
     found = dict(evaluations=evaluations, bounds=bounds, reachable={"params": (least, most)})
+    task = dict(sizes={"train": 1077, "search": 360, "test": 360}, metrics=(ACCURACY,))
+    task |= dict(
+        details={"image_shape": [8, 8, 1], "num_classes": 10}, inputs="float32 [batch, 8, 8, 1], as read"
+    )
     result = Result(
-        task=TaskOf(
-            name="digits",
-            examples="images",
-            sizes={"train": 1077, "search": 360, "test": 360},
-            metrics=(ACCURACY,),
-            details={"image_shape": [8, 8, 1], "num_classes": 10},
-            inputs="float32 [batch, 8, 8, 1], normalized as in training",
-        ),
+        task=TaskOf(name="digits", examples="images", **task),
         space=SpaceOf(cardinality=str(space.cardinality), choices=space.to_json()),
         found=network("found", best["architecture"], best["score"], extraction_error=2.4e-7),
         networks=(
@@ -185,41 +182,25 @@ def language(root, retrained=True):
         more, less = 1 / 3 + step / 4000, 1 / 3 - step / 8000
         return {"block": [[more if i % 3 == j else less for j in range(3)] for i in range(12)]}
 
-    def architecture(step):
-        chances = {"confidence": 0.4, "probabilities": probabilities(step)}
-        return {"step": step, "split": "architecture"} | chances
-
-    chances = [architecture(step) for step in range(50, 1001, 50)]
+    line = {"split": "architecture", "confidence": 0.4}
+    chances = [line | {"step": step, "probabilities": probabilities(step)} for step in range(50, 1001, 50)]
     trained(root, 1000, "perplexity", lambda part: 60 + 700 * math.exp(-5 * part), more=chances)
-    candidates = [
-        Candidate(
-            architecture={"block": found[i:] + found[:i]},
-            explored=i % 3 == 2,
-            supernet=4.5 + 0.02 * i,
-            trials=(4.9 + 0.01 * i, 4.4 + 0.01 * i)[: 2 if i < 4 else 1],
-        )
-        for i in range(16)
-    ]
+    candidates = []
+    for i in range(16):
+        trials, arch = (4.9 + 0.01 * i, 4.4 + 0.01 * i)[: 2 if i < 4 else 1], {"block": found[i:] + found[:i]}
+        known = dict(architecture=arch, supernet=4.5 + 0.02 * i, trials=trials)
+        candidates.append(Candidate(explored=i % 3 == 2, **known))
+    taken = dict(candidates=tuple(candidates), trial_steps=(100, 300), kendall_tau=0.43)
+    taken |= dict(probabilities=probabilities(1000))
+    sizes = {"train": 320_000, "search": 32_000, "validation": 18_000, "test": 18_000}
     result = Result(
         task=TaskOf(
-            name="tiny_shakespeare",
-            examples="tokens",
-            sizes={"train": 320_000, "search": 32_000, "validation": 18_000, "test": 18_000},
-            metrics=(LOSS, PERPLEXITY, BITS),
-            inputs="int32 tokens [batch, length]",
+            name="tiny_shakespeare", examples="tokens", sizes=sizes, metrics=(LOSS, PERPLEXITY, BITS)
         ),
         space=SpaceOf(cardinality=str(3**12), choices={"block": {"options": [*options], "length": 12}}),
         found=network("found", found, 4.62, extraction_error=3.1e-7),
         networks=(network("interleaved", interleaved, 4.58),),
-        selection=SelectionOf(
-            method="trials",
-            steps=1000,
-            probabilities=probabilities(1000),
-            confidence=0.58,
-            candidates=tuple(candidates),
-            trial_steps=(100, 300),
-            kendall_tau=0.43,
-        ),
+        selection=SelectionOf(method="trials", steps=1000, confidence=0.58, **taken),
         config={"name": "tiny_shakespeare", "seed": 0},
     )
     result_lib.write(root, result)
