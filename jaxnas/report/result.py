@@ -227,18 +227,18 @@ def parse(value: Any, kind: Any, path: str | pathlib.Path) -> Any:
         raise ValueError(f"{path} holds something else than expected: {error}. {again}") from error
 
 
-def _as(value: Any, kind: Any) -> Any:
+def _as(value: Any, kind: Any, where: str = "it") -> Any:
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
-        return None if value is None else _as(value, args[0])
+        return None if value is None else _as(value, args[0], where)
+    expected: Any = list if origin is tuple else dict if dataclasses.is_dataclass(kind) else origin or kind
+    accepted: Any = (int, float) if expected is float else expected
+    if expected is not Any and not isinstance(value, accepted):
+        raise TypeError(f"{where} is {value!r:.80}, not of the type {expected.__name__}")
     if dataclasses.is_dataclass(kind):
         hints = typing.get_type_hints(kind)
-        return kind(**{name: _as(x, hints[name]) for name, x in value.items() if name in hints})
+        return kind(**{name: _as(x, hints[name], repr(name)) for name, x in value.items() if name in hints})
     if origin is tuple:
         kinds = args[:1] * len(value) if args[-1] is Ellipsis else args
-        return tuple(_as(x, one) for x, one in zip(value, kinds, strict=True))
-    if origin is Mapping:
-        return {name: _as(x, args[1]) for name, x in value.items()}
-    if kind is not Any and not isinstance(value, (int, float) if kind is float else kind):
-        raise TypeError(f"{value!r:.80} is no {kind.__name__}")
-    return value
+        return tuple(_as(x, one, where) for x, one in zip(value, kinds, strict=True))
+    return {name: _as(x, args[1], f"{where}[{name!r}]") for name, x in value.items()} if args else value

@@ -385,9 +385,9 @@ def test_what_is_no_result_is_refused(roots):
     assert result_lib.parse(json.loads(text) | {"later": 3}, Result, "PLACE") == result
     refusals.check(
         case(lambda values: values.pop("task"), "task"),
-        case(lambda values: values.update(searches=3), "int"),
-        case(lambda values: values.update(found="found"), "str"),
-        case(lambda values: values["found"].update(name=None), "None is no str"),
+        case(lambda values: values.update(searches=3), "'searches'", "3"),
+        case(lambda values: values.update(found="found"), "'found'"),
+        case(lambda values: values["found"].update(name=None), "'name'", "None"),
         case(lambda values: values["searches"][0]["bounds"].update(params=[1])),
     )
 
