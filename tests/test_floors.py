@@ -67,6 +67,14 @@ def test_a_room_imports_only_from_floors_below():
     assert not wrong
 
 
+def test_tests_mirror_the_packages():
+    packages, folders = (
+        {path.name for path in (ROOT / name).iterdir() if path.is_dir()} - {"__pycache__"}
+        for name in ("jaxnas", "tests")
+    )
+    assert folders == packages
+
+
 def test_importing_the_library_loads_no_laboratory():
     """And every package is an attribute of it, imported when it is first used."""
     code = """
