@@ -14,6 +14,8 @@ import pytest
 from absl import app, flags
 from absl import logging as absl_logging
 
+from jaxnas.experiments.__main__ import BINARIES
+
 
 class Done(NamedTuple):
     status: int
@@ -24,9 +26,7 @@ class Done(NamedTuple):
 def run(binary, *arguments):
     """What `jaxnas <binary> <arguments>` does; or of `benchmarks.<name>`, `tools.<name>`."""
     name = binary if binary.startswith(("benchmarks.", "tools.")) else f"jaxnas.experiments.{binary}"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delitem(sys.modules, name, raising=False)  # runpy warns of a module that was imported
-        return _run(lambda: runpy.run_module(name, run_name="__main__", alter_sys=True), arguments)
+    return _run(lambda: runpy.run_module(name, run_name="__main__", alter_sys=True), arguments, name)
 
 
 def call(main, *arguments):
@@ -38,16 +38,16 @@ def script(path, *arguments):
     """What `python path arguments` prints."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(path.parent)
-        for binary in ("compare", "train_supernet"):  # which examples run, and other tests import
-            patch.delitem(sys.modules, f"experiments.{binary}", raising=False)
         done = _run(lambda: runpy.run_path(str(path), run_name="__main__"), arguments)
     assert done.status == 0, done
     return done.stdout
 
 
-def _run(program, arguments):
+def _run(program, arguments, *names):
     """With JAX's own strictness, and without a trace in the settings of this process."""
     with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as stack:
+        for name in (*names, *(f"jaxnas.experiments.{binary}" for binary in BINARIES)):
+            patch.delitem(sys.modules, name, raising=False)  # runpy warns of a module that was imported
         patch.setattr(sys, "argv", ["program.py", *arguments])
         patch.setattr(sys, "unraisablehook", sys.unraisablehook)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGABRT):
