@@ -20,11 +20,9 @@ from jax import lax
 from jaxnas.elastic.width import Width
 from jaxnas.transform.program import Constant, Operation, Program, Value
 from jaxnas.transform.rules import CREATED, CUMULATIVE, ELEMENTWISE, REDUCTIONS
-from jaxnas.transform.segments import Segment, segments
-from jaxnas.transform.sizes import NONE, Atoms, Region, Sizes, State, Turns, place_of
-from jaxnas.transform.switch import run_segment
+from jaxnas.transform.segments import Segment, run_segment, segments
+from jaxnas.transform.sizes import NONE, Atoms, Region, Sizes, State, Turns, place_of, zeros_of, zeros_of_body
 from jaxnas.transform.ties import Layout, atoms_of, size_of
-from jaxnas.transform.zeros import zeros_of, zeros_of_body
 
 # Operands whose zeros make infinities, in the result or its derivative: they are 1 behind the active part.
 _SINGULAR = {"div": 1, "rem": 1, "log": 0, "sqrt": 0, "rsqrt": 0, "cbrt": 0, "pow": 0, "integer_pow": 0}
@@ -167,10 +165,10 @@ def _operation(op: Operation, state: State, sizes: Sizes) -> None:
     if not sizes.small:
         values = _with_neutral(op, values, state, sizes)
     if op.name in (*CREATED, "random_split"):
-        (made,) = bind(op, values, op.eqn.params)
+        (made,) = op.bind(values)
         results = [sizes.cut(made, op.outs[0]) if sizes.small else made]
     else:
-        results = bind(op, values, _resized(op, values, sizes) if sizes.small else op.eqn.params)
+        results = op.bind(values, _resized(op, values, sizes) if sizes.small else None)
     _count(op, state, sizes)
     zeros = NONE if sizes.small else zeros_of(op, state, sizes)
     for out, value in zip(op.outs, results, strict=True):
@@ -196,7 +194,7 @@ def _each_turn(op: Operation, values: list[Any], sizes: Sizes, turns: Turns) -> 
         at.sizes = {**at.sizes, turns.axis: 1}
         given = [_of_turn(x, one, turn, turns, at) for x, one in zip(values, op.ins, strict=True)]
         gone = any(x is None for x in given)
-        made.append(None if gone else bind(op, given, _resized(op, given, at))[0])
+        made.append(None if gone else op.bind(given, _resized(op, given, at))[0])
     return tuple(made)
 
 
@@ -211,14 +209,6 @@ def _of_turn(value: Any, one: Value, turn: int, turns: Turns, sizes: Sizes) -> A
     row = lax.slice_in_dim(value, turn, turn + 1, axis=place)
     # A constant, since variables by turn are tuples: it has its full shape.
     return sizes.cut(row, one) if sizes.atoms(one) & turns.rows[turn].sizes.keys() else row
-
-
-def bind(op: Operation, values: list[Any], parameters: dict[str, Any]) -> list[Any]:
-    """The results of an operation's primitive with other parameters."""
-    primitive = op.eqn.primitive
-    with op.eqn.ctx.manager:
-        made = primitive.bind(*values, **primitive.get_bind_params(parameters))
-    return list(made) if primitive.multiple_results else [made]
 
 
 def _fold(op: Operation, state: State) -> None:
@@ -448,9 +438,9 @@ def _custom(
     body = op.bodies[0]
     if sizes.small and (relu := _relu(body)):
         return [relu(values[0])], [NONE]
-    changed = any(sizes.elastic(layout) for number in arrays(body) for layout in sizes.layouts[number])
+    changed = any(sizes.elastic(layout) for number in body.arrays() for layout in sizes.layouts[number])
     if not changed or (not sizes.small and _is_elementwise(body)):
-        made = bind(op, values, op.eqn.params)
+        made = op.bind(values)
         return made, [NONE] * len(op.outs) if sizes.small else zeros_of_body(body, zero, sizes)
     return _run(body, values, zero, sizes)
 
@@ -461,12 +451,6 @@ def _relu(body: Program) -> Callable[..., Any] | None:
         case [op] if op.name == "max" and op.ins[0] == body.inputs[0] and isinstance(op.ins[1], Constant):
             return jax.nn.relu if float(op.ins[1].value) == 0 else None
     return None
-
-
-def arrays(body: Program) -> list[int]:
-    """The numbers of all arrays of a program."""
-    inner = [number for op in body.operations for one in op.bodies for number in arrays(one)]
-    return [*body.inputs, *(out for op in body.operations for out in op.outs), *inner]
 
 
 def _is_elementwise(body: Program) -> bool:

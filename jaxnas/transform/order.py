@@ -19,13 +19,13 @@ from jaxnas.inputs import describe, specification
 from jaxnas.space import Arch
 from jaxnas.testing import difference
 from jaxnas.transform import regions, turns
-from jaxnas.transform.evaluate import bind
-from jaxnas.transform.groups import Group, Groups, Traced, paths
-from jaxnas.transform.own import covering
+from jaxnas.transform.groups import Group, Groups, Traced
+from jaxnas.transform.models import paths
 from jaxnas.transform.program import Constant, Operation, Program
 from jaxnas.transform.rules import CUMULATIVE
 from jaxnas.transform.sizes import place_of
 from jaxnas.transform.supernet import Supernet
+from jaxnas.transform.tables import covering
 from jaxnas.transform.ties import Layout, Leaf, atoms_of, size_of
 
 Score = Callable[[Group, Any], Any]
@@ -341,7 +341,7 @@ def _walk(
         elif op.bodies and op.name not in ("while", "cond"):
             results, inner = _walk(op.bodies[0], given, varying, constants, see)
         else:
-            results, inner = bind(op, given, op.eqn.params), []
+            results, inner = op.bind(given), []
             for branch, body in enumerate(op.bodies if op.name == "cond" else ()):
                 _, own = _walk(body, given[1:], varying[1:], constants, see)
                 inner += [(name, jnp.where(given[0] == branch, x, 0)) for name, x in own]
@@ -376,9 +376,7 @@ def _bound(groups: Groups) -> set[str]:
     for train in (False, True):
         traced = groups.traced(groups.inputs, train)
         ordered = [
-            layout
-            for op in regions.in_order(traced.program)
-            for layout in _in_order(op, traced.layouts, train)
+            layout for op in traced.program.nested() for layout in _in_order(op, traced.layouts, train)
         ]
         atoms = {atom for layout in ordered for atom in atoms_of(layout)}
         for group in groups:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -20,18 +20,11 @@ from jaxnas.transform.ties import Axes, Axis, Layout, Ties
 
 _CALLS = ("jit", "pjit", "closed_call", "core_call")
 _BODIES = ("jaxpr", "call_jaxpr", "fun_jaxpr")
-MOVES = (
-    "convert_element_type",
-    "reshape",
-    "transpose",
-    "squeeze",
-    "expand_dims",
-    "broadcast_in_dim",
-    "copy",
-)
 _WRAPPED = re.compile(r"^\w+\((.*)\)$")
 _NO_MODULE = re.compile(r"^eqx\.|->")  # the scopes of Equinox's classes and of jax.numpy.einsum
 REMAT = ("checkpoint", "remat", "remat2")
+CUSTOM = ("custom_jvp_call", "custom_vjp_call")  # functions with derivatives of their own
+MOVES = tuple("convert_element_type reshape transpose squeeze expand_dims broadcast_in_dim copy".split())
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -79,6 +72,19 @@ class Operation:
         assert isinstance(number, int)
         return number
 
+    def bind(self, values: Sequence[Any], parameters: dict[str, Any] | None = None) -> list[Any]:
+        """The results of the primitive, also with other parameters."""
+        primitive, parameters = self.eqn.primitive, self.eqn.params if parameters is None else parameters
+        with self.eqn.ctx.manager:
+            made = primitive.bind(*values, **primitive.get_bind_params(parameters))
+        return list(made) if primitive.multiple_results else [made]
+
+    def nested(self) -> Iterator[Operation]:
+        """The operation, and those of its bodies."""
+        yield self
+        for body in self.bodies:
+            yield from body.nested()
+
 
 @dataclasses.dataclass(eq=False)
 class Program:
@@ -93,6 +99,19 @@ class Program:
     inputs: tuple[int, ...]
     operations: list[Operation]
     outputs: tuple[Value, ...]
+
+    def nested(self) -> Iterator[Operation]:
+        """The operations, each before those of its bodies."""
+        for op in self.operations:
+            yield from op.nested()
+
+    def arrays(self) -> Iterator[int]:
+        """The numbers of all arrays, also of those within bodies."""
+        yield from self.inputs
+        for op in self.nested():
+            yield from op.outs
+            for body in op.bodies:
+                yield from body.inputs
 
 
 @dataclasses.dataclass
@@ -134,8 +153,7 @@ class Trace:
     ) -> list[Value]:
         jaxpr, consts = getattr(closed, "jaxpr", closed), getattr(closed, "consts", ())
         known: dict[Any, Value] = dict(zip(jaxpr.invars, inputs, strict=True))
-        for variable, value in zip(jaxpr.constvars, consts, strict=True):
-            known[variable] = self._constant(value)
+        known |= zip(jaxpr.constvars, map(self._constant, consts), strict=True)
 
         def read(atom: Any) -> Value:
             return self._constant(atom.val) if isinstance(atom, core.Literal) else known[atom]
@@ -143,8 +161,8 @@ class Trace:
         for eqn in jaxpr.eqns:
             ins = tuple(map(read, eqn.invars))
             inner = f"{scope}/{eqn.source_info.name_stack}".strip("/")
-            if (body := _called(eqn)) is not None:
-                outs: Sequence[Value] = self._inline(body, ins, inner, operations)
+            if eqn.primitive.name in _CALLS:
+                outs: Sequence[Value] = self._inline(_function(eqn), ins, inner, operations)
             else:
                 operation = self._operation(eqn, inner, ins)
                 operations.append(operation)
@@ -168,17 +186,13 @@ class Trace:
             bodies, results = self._while(eqn, scope, axes)
         elif name == "cond":
             bodies, results = self._cond(eqn, scope, axes, ins[1:])
-        elif name in REMAT:
-            body = self._body(eqn.params["jaxpr"], axes, scope, ins)
-            bodies, results = (body,), self._results(body)
-        elif name in ("custom_jvp_call", "custom_vjp_call"):
-            body = self._body(next(eqn.params[key] for key in _BODIES if key in eqn.params), axes, scope)
+        elif name in (*REMAT, *CUSTOM):
+            body = self._body(_function(eqn), axes, scope, ins if name in REMAT else ())
             bodies, results = (body,), self._results(body)
         else:
             results = rules.RULES.get(name, rules.unknown)(self.ties, eqn, axes)
-            self._note_uses(
-                name, eqn, axes, [self.origin.get(one) if isinstance(one, int) else None for one in ins]
-            )
+            origins = [self.origin.get(one) if isinstance(one, int) else None for one in ins]
+            self._note_uses(name, eqn, axes, origins)
         outs = tuple(
             self.array(result, out.aval.shape) for result, out in zip(results, eqn.outvars, strict=True)
         )
@@ -280,10 +294,8 @@ class Trace:
         return {n: tuple(self.ties.layout(axis) for axis in axes) for n, axes in self.axes.items()}
 
 
-def _called(eqn: Any) -> Any:
-    """The function of a call that is inlined."""
-    if eqn.primitive.name not in _CALLS:
-        return None
+def _function(eqn: Any) -> Any:
+    """The function of a call."""
     return next(eqn.params[key] for key in _BODIES if key in eqn.params)
 
 

@@ -11,8 +11,7 @@ import flax.linen as nn
 import jax
 
 from jaxnas.tensors import Path, unflatten
-from jaxnas.transform.groups import paths
-from jaxnas.transform.models import model_of
+from jaxnas.transform.models import model_of, paths
 from jaxnas.transform.supernet import Supernet
 
 

@@ -14,7 +14,7 @@ from jaxnas.transform.sizes import Region
 def scopes(traced: Traced) -> list[str]:
     """The modules of a program, by the named scopes of its operations, in the order of their calls."""
     found: dict[str, None] = {}
-    for op in in_order(traced.program):
+    for op in traced.program.nested():
         for stop in range(1, len(op.scope) + 1):
             found.setdefault("/".join(op.scope[:stop]))
     return list(found)
@@ -32,14 +32,6 @@ def matching(traced: Traced, pattern: str) -> list[str]:
     if not found:
         raise ValueError(f"{pattern!r} matches no module{nearest(pattern, known)}")
     return found
-
-
-def in_order(program: Program) -> Iterator[Operation]:
-    """The operations of a program, each before those of its bodies."""
-    for op in program.operations:
-        yield op
-        for body in op.bodies:
-            yield from in_order(body)
 
 
 def within(op: Operation, module: str) -> bool:

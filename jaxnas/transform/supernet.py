@@ -21,16 +21,16 @@ from jaxnas.space import Arch, Space
 from jaxnas.tensors import Path, unflatten
 from jaxnas.testing import check_network
 from jaxnas.transform import regions, turns
-from jaxnas.transform.by_turn import ByTurn, gate_of_width, mask_of_width, size_of_mask
-from jaxnas.transform.counts import gate_of, products_of
 from jaxnas.transform.evaluate import run
-from jaxnas.transform.groups import Groups, Traced, paths
-from jaxnas.transform.own import Branches, branches, own_arch, when_read
+from jaxnas.transform.groups import Groups, Traced
+from jaxnas.transform.models import paths
 from jaxnas.transform.places import Depth, Place, Size, Skip, places_of
 from jaxnas.transform.program import Operation
 from jaxnas.transform.sizes import NONE, Region, Sizes, outermost_first, place_of
 from jaxnas.transform.specs import LayoutSpec, TurnSpec
+from jaxnas.transform.tables import Branches, branches, gate_of, own_arch, products_of, when_read
 from jaxnas.transform.ties import Layout, Sum, atoms_of
+from jaxnas.transform.turns import ByTurn, gate_of_width, mask_of_width, size_of_mask
 
 Form = Literal["auto", "masked", "switch"]
 # The mean share of products below which the form is "switch". One H200 was slower with branches at .7;
@@ -117,7 +117,7 @@ class Supernet:
         traced = self.groups.traced(self.groups.inputs, False)
         order: dict[str, int] = {}
         ends: dict[str, int] = {}  # Linen calls the blocks of a mixture within it, and stores them elsewhere
-        for number, op in enumerate(regions.in_order(traced.program)):
+        for number, op in enumerate(traced.program.nested()):
             for stop in range(1, len(op.scope) + 1):
                 order.setdefault("/".join(op.scope[:stop]), number)
                 ends.setdefault(op.scope[stop - 1], number)

@@ -210,14 +210,9 @@ class Ties:
                     self.fix(axis, "cut within a factor")
                     return None
                 pieces += cut
-        if outer not in self.sums:
-            self.sums[outer] = pieces
-            if outer in self.fixed:
-                self.fix([outer], self.fixed[outer])
-                for piece in pieces:
-                    self.fix(piece, self.fixed[outer])
-        else:
-            self.sums[outer] = pieces
+        self.sums[outer] = pieces
+        if outer in self.fixed:
+            self.fix([outer], self.fixed[outer])
         ends = np.cumsum([self.size(piece) for piece in pieces]).tolist()
         found, current = [], []
         for piece, end in zip(pieces, ends, strict=True):
