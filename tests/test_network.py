@@ -19,7 +19,8 @@ from user_networks import IMAGES, MIXER, Deep, Elastic, ElasticMlp, Second
 import jaxnas
 from jaxnas import Choice, Space, elastic, training
 from jaxnas.annotations import annotations
-from jaxnas.elastic import Decision, Decisions, Dense, Mixture, fixed, record_choice, width
+from jaxnas.elastic import Decisions, Dense, Mixture, fixed, record_choice, width
+from jaxnas.elastic.width import Decision
 from jaxnas.testing import check_network
 
 FEATURES = {

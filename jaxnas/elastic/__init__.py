@@ -21,49 +21,33 @@ zeros behind their active channels. `Conv`, `BatchNorm` and `SqueezeExcite` are 
 counts.
 """
 
-from jaxnas.elastic.attention_layer import Attention
-from jaxnas.elastic.bank import Uses, bank
+from jaxnas.elastic.attention import Attention
+from jaxnas.elastic.bank import bank
 from jaxnas.elastic.convolution import Conv
 from jaxnas.elastic.decisions import Decisions
-from jaxnas.elastic.embedding import Embedding
-from jaxnas.elastic.layers import (
-    Dense,
-    LayerNorm,
-    Mlp,
-    Norm,
-    PatchEmbed,
-    drop_path,
-)
+from jaxnas.elastic.layers import Dense, Embedding, LayerNorm, Mlp, SqueezeExcite
 from jaxnas.elastic.loop import run_layers
 from jaxnas.elastic.mixture import Mixture
 from jaxnas.elastic.normalization import BatchNorm
 from jaxnas.elastic.parameter import annotate, parameter, record_choice, record_macs
-from jaxnas.elastic.squeeze import SqueezeExcite
 from jaxnas.elastic.switch import run
-from jaxnas.elastic.width import Decision, Table, Width, combine, constant, fixed, width
+from jaxnas.elastic.width import Width, combine, fixed, width
 
 __all__ = [
     "Attention",
     "BatchNorm",
     "Conv",
-    "Decision",
     "Decisions",
     "Dense",
     "Embedding",
     "LayerNorm",
     "Mixture",
     "Mlp",
-    "Norm",
-    "PatchEmbed",
     "SqueezeExcite",
-    "Table",
-    "Uses",
     "Width",
     "annotate",
     "bank",
     "combine",
-    "constant",
-    "drop_path",
     "fixed",
     "parameter",
     "record_choice",

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import operator
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -18,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxnas.elastic.parameter import SPECS
+from jaxnas.elastic.parameter import SPECS, StoredSpec
 from jaxnas.elastic.width import Table, combine, constant
 
 
@@ -26,19 +25,12 @@ class Uses(Protocol):
     """Which copies a network uses; a static, hashable object. U is the number of places.
 
     Attributes:
-      copies: how many there are.
+      copies: how many are stored.
       distinct: tables whose sum is the number of different copies in use.
     """
 
-    @property
-    def copies(self) -> int:
-        """How many copies are stored."""
-        ...
-
-    @property
-    def distinct(self) -> tuple[Table, ...]:
-        """Tables whose sum is the number of different copies in use."""
-        ...
+    copies: Any
+    distinct: Any
 
     def __call__(self, arch: dict[str, Any]) -> tuple[jax.Array, jax.Array]:
         """The copy that each place takes, int32 [U], and whether it is in use there, bool [U]."""
@@ -47,7 +39,7 @@ class Uses(Protocol):
 
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
-class BankSpec:
+class BankSpec(StoredSpec):
     """The sizes and options of a stored bank, with the methods of `ParameterSpec`.
 
     Attributes:
@@ -72,10 +64,6 @@ class BankSpec:
     def tables(self) -> tuple[Table, ...]:
         """All that depends on decisions."""
         return (*self.uses.distinct, self.gate)
-
-    def gated(self, gate: Table) -> BankSpec:
-        """The annotation of a bank that is in use only where `gate` is 1, too."""
-        return dataclasses.replace(self, gate=combine(operator.mul, gate, self.gate))
 
     def shape(self, arch: dict[str, Any]) -> tuple[int, ...] | None:
         """The active shape for a concrete hard architecture; None where no copy is in use."""

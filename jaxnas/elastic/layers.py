@@ -1,4 +1,4 @@
-"""Elastic layers: dense, MLP, layer normalization, patch embedding, tokens and positions, drop path."""
+"""Elastic layers: dense, MLP, layer normalization, embeddings, squeeze-and-excitation, drop path."""
 
 from __future__ import annotations
 
@@ -181,24 +181,6 @@ class _Normalized:
         return self.function.masked(masks, self.norm.masked(masks, x, scale, bias), *others)
 
 
-def run_normalized(
-    norm: Norm | None,
-    function: Any,
-    axes: str,
-    widths: dict[str, Width],
-    x: jax.Array,
-    *operands: jax.Array,
-    **options: Any,
-) -> jax.Array:
-    """`run` for a function of rows x [N, embed] with a `masked` form, which `norm` normalizes first."""
-    if norm is None:
-        return run(function, axes, widths, x, *operands, masked=function.masked, **options)
-    first, others = axes.split(",", 1)
-    function, axes = _Normalized(norm.function, function), f"{first}, embed, embed, {others}"
-    operands = norm.scale, norm.bias, *operands
-    return run(function, axes, widths, x, *operands, masked=function.masked, **options)
-
-
 class LayerNorm(nn.Module):
     """Layer normalization over the active channels (AutoFormer, section 3.1).
 
@@ -306,21 +288,23 @@ class Mlp(nn.Module):
           norm: a layer normalization of x, as part of the same operation: `LayerNorm(...)(None, embed)`.
         """
         options = dict(gate=gate, rows=math.prod(x.shape[1:-1]))
-        weights = (
+        operands = (
             *Dense(self.kernel_init, name="in")(None, embed, hidden, **options),
             *Dense(self.kernel_init, name="out")(None, hidden, embed, **options),
         )
-        axes = "rows embed, embed hidden, hidden, hidden embed, embed -> rows embed"
-        widths = {"embed": embed, "hidden": hidden}
-        y = run_normalized(
-            norm,
-            _Mlp(self.dtype, self.activation),
-            axes,
-            widths,
+        function, axes = _Mlp(self.dtype, self.activation), "embed hidden, hidden, hidden embed, embed"
+        if norm is not None:
+            function, axes = _Normalized(norm.function, function), f"embed, embed, {axes}"
+            operands = (norm.scale, norm.bias, *operands)
+        y = run(
+            function,
+            f"rows embed, {axes} -> rows embed",
+            {"embed": embed, "hidden": hidden},
             as_rows(x),
-            *weights,
+            *operands,
             gate=gate,
             maskable=("hidden",),
+            masked=function.masked,
         )
         return y.reshape(x.shape)
 
@@ -340,7 +324,7 @@ class PatchEmbed(nn.Module):
 
     Example, in the `compact` method of a network whose residual stream has the width `embed`:
 
-        x = elastic.PatchEmbed(patch_size=4, name="patches")(images, embed)  # [B * patches, maximum]
+        x = PatchEmbed(patch_size=4, name="patches")(images, embed)  # [B * patches, maximum]
 
     Attributes:
       patch_size: height and breadth of a patch in pixels; that of an image is a multiple of it.
@@ -372,12 +356,104 @@ class PatchEmbed(nn.Module):
         return dense(x, fixed(x.shape[1], "patch"), width, rows=grid[0] * grid[1])
 
 
+@dataclasses.dataclass(frozen=True)
+class _LookUp:
+    """Rows of a table [vocabulary, D] by their numbers [N], a function for `run`."""
+
+    dtype: Any
+
+    def __call__(self, tokens: jax.Array, table: jax.Array) -> jax.Array:
+        # A number beyond the vocabulary gives NaN rather than the row of another token.
+        return jnp.take(table, tokens, axis=0, mode="fill", fill_value=jnp.nan).astype(self.dtype)
+
+
+class Embedding(nn.Module):
+    """A weight-entangled table of token embeddings; a narrower one is the first channels of the widest.
+
+    Example, in the `compact` method of a network of texts:
+
+        x = elastic.Embedding(vocabulary=1000, name="embedding")(tokens, embed)  # [B, T, embed.maximum]
+
+    Attributes:
+      vocabulary: number of different tokens.
+      dtype: of the result.
+      embedding_init: initializer; the default is that of `flax.linen.Embed`.
+    """
+
+    vocabulary: int
+    dtype: Any = jnp.float32
+    embedding_init: Initializer = nn.initializers.variance_scaling(1.0, "fan_in", "normal", out_axis=0)
+
+    @nn.compact
+    def __call__(self, tokens: jax.Array, width: Width, *, max_branches: int = 8) -> jax.Array:
+        """Maps integers tokens [...] to [..., maximum], zero beyond the active width.
+
+        Args:
+          tokens: from 0 to vocabulary - 1; a larger one gives NaN.
+          width: active channels.
+          max_branches: see `run`.
+        """
+        axes = (fixed(self.vocabulary, "vocabulary"), width)
+        table = parameter(self, "embedding", self.embedding_init, axes)
+        y = run(
+            _LookUp(self.dtype),
+            "tokens, vocabulary embed -> tokens embed",
+            {"embed": width},
+            tokens.reshape(-1),
+            table,
+            maskable=("embed",),
+            max_branches=max_branches,
+        )
+        return y.reshape(*tokens.shape, width.maximum)
+
+
+class SqueezeExcite(nn.Module):
+    """Squeeze-and-excitation (Hu et al., CVPR 2018, section 3) of an elastic number of channels.
+
+    Example, in the `compact` method of a network with the choice `squeeze` of 0 and 1:
+
+        on = elastic.width(int, decisions["squeeze"])
+        x = elastic.SqueezeExcite(name="squeeze")(x, width, elastic.fixed(8), gate=on)
+
+    Attributes:
+      activation: of the hidden channels.
+      dtype: of the computation; parameters are float32.
+      kernel_init: initializer of both kernels.
+    """
+
+    activation: Callable[[jax.Array], jax.Array] = jax.nn.relu
+    dtype: Any = jnp.float32
+    kernel_init: Initializer = nn.initializers.lecun_normal()
+
+    @nn.compact
+    def __call__(self, x: jax.Array, width: Width, hidden: Width, *, gate: Width | None = None) -> jax.Array:
+        """Maps images x [B, H, W, maximum] to the same shape, zero beyond the active width.
+
+        Args:
+          x: images with zeros beyond `width`.
+          width: active channels of x.
+          hidden: active channels between the two dense layers.
+          gate: 0 where the layer is left out, which gives x itself.
+        """
+        if gate is not None and gate.maximum == 0:
+            return x
+        common = dict(gate=gate, max_branches=1)  # small in any network
+        make = {"dtype": self.dtype, "kernel_init": self.kernel_init}
+        mean = jnp.mean(x, axis=(1, 2))  # [B, maximum]
+        squeezed = self.activation(Dense(name="in", **make)(mean, width, hidden, **common))
+        scale = jax.nn.sigmoid(Dense(name="out", **make)(squeezed, hidden, width, **common))
+        if gate is not None and not gate.is_fixed:
+            on = gate.mask(scale.dtype)[0]
+            scale = on * scale + (1 - on)
+        return x * scale[:, None, None, :]
+
+
 def drop_path(key: jax.Array, rate: jax.Array | float, batch: int) -> jax.Array:
     """Stochastic depth (Huang et al., ECCV 2016): factors that leave a residual branch out at random.
 
     Example, for a branch of x [B, T, D]:
 
-        x = x + branch(x) * elastic.drop_path(key, rate, x.shape[0])[:, None, None]
+        x = x + branch(x) * drop_path(key, rate, x.shape[0])[:, None, None]
 
     Args:
       key: a typed key.

@@ -30,9 +30,35 @@ ANNOTATIONS = (SPECS, MACS, CHOICES)  # collections that a network is recorded i
 ELASTIC_SCOPE = "elastic_run"  # named scope of operations whose products are recorded by their layer
 
 
+class StoredSpec:
+    """What annotations of stored arrays share: `axes` are tables of their sizes, `gate` of 1 where in use."""
+
+    axes: Any
+    gate: Any
+    option: Any
+
+    @functools.cached_property
+    def sizes(self) -> tuple[Table, ...]:
+        """Tables whose sum is the number of active elements."""
+        return (combine(lambda gate, *sizes: gate * math.prod(sizes), self.gate, *self.axes),)
+
+    @property
+    def tables(self) -> tuple[Table, ...]:
+        """All that depends on decisions."""
+        return (*self.axes, self.gate, *(() if self.option is None else (self.option,)))
+
+    def gated(self, gate: Table) -> Any:
+        """The annotation of an array that is in use only where `gate` is 1, too."""
+        return dataclasses.replace(self, gate=combine(operator.mul, gate, self.gate))  # pyrefly: ignore[bad-argument-type, bad-specialization]
+
+    def shape(self, arch: dict[str, Any]) -> Any:
+        """The active shape for a concrete hard architecture; None where the array is not in use."""
+        return tuple(table.at_host(arch) for table in self.axes) if self.gate.at_host(arch) else None
+
+
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
-class ParameterSpec:
+class ParameterSpec(StoredSpec):
     """The axes, initializer and options of a stored parameter.
 
     Attributes:
@@ -48,26 +74,6 @@ class ParameterSpec:
     gate: Table
     option: Table | None = None
     centered: tuple[int, ...] = ()
-
-    @functools.cached_property
-    def sizes(self) -> tuple[Table, ...]:
-        """Tables whose sum is the number of active elements."""
-        return (combine(lambda gate, *sizes: gate * math.prod(sizes), self.gate, *self.axes),)
-
-    @property
-    def tables(self) -> tuple[Table, ...]:
-        """All that depends on decisions."""
-        return (*self.axes, self.gate, *(() if self.option is None else (self.option,)))
-
-    def gated(self, gate: Table) -> ParameterSpec:
-        """The annotation of a parameter that is in use only where `gate` is 1, too."""
-        return dataclasses.replace(self, gate=combine(operator.mul, gate, self.gate))
-
-    def shape(self, arch: dict[str, Any]) -> tuple[int, ...] | None:
-        """The active shape for a concrete hard architecture; None where the parameter is not in use."""
-        if not self.gate.at_host(arch):
-            return None
-        return tuple(table.at_host(arch) for table in self.axes)
 
     def mask(self, arch: dict[str, jax.Array]) -> jax.Array:
         """Which stored elements are active for a hard architecture: bool, broadcastable to the shape."""

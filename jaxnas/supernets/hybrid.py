@@ -30,15 +30,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxnas.checks import check_counts, check_numbers
-from jaxnas.elastic.attention_layer import Attention
+from jaxnas.elastic.attention import Attention
 from jaxnas.elastic.convolution import Conv
 from jaxnas.elastic.decisions import Decisions
-from jaxnas.elastic.layers import Dense, LayerNorm, Mlp, drop_branch
+from jaxnas.elastic.layers import Dense, LayerNorm, Mlp, SqueezeExcite, drop_branch
 from jaxnas.elastic.loop import run_layer
 from jaxnas.elastic.mixture import Mixture
 from jaxnas.elastic.normalization import BatchNorm
 from jaxnas.elastic.parameter import parameter
-from jaxnas.elastic.squeeze import SqueezeExcite
 from jaxnas.elastic.width import Decision, Width, fixed, width
 from jaxnas.space import Arch, Space
 from jaxnas.supernets.schema import (

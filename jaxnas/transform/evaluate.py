@@ -18,14 +18,16 @@ import numpy as np
 from jax import lax
 
 from jaxnas.elastic.width import Width
-from jaxnas.transform.program import Constant, Operation, Program, Value
-from jaxnas.transform.rules import CREATED, CUMULATIVE, ELEMENTWISE, REDUCTIONS
+from jaxnas.transform.program import CUSTOM, REMAT, Constant, Operation, Program, Value
+from jaxnas.transform.rules import CREATED, CUMULATIVE, ELEMENTWISE, REDUCTIONS, SORTED, reduced
 from jaxnas.transform.segments import Segment, run_segment, segments
 from jaxnas.transform.sizes import NONE, Atoms, Region, Sizes, State, Turns, place_of, zeros_of, zeros_of_body
-from jaxnas.transform.ties import Layout, atoms_of, size_of
+from jaxnas.transform.ties import atoms_of, size_of
 
 # Operands whose zeros make infinities, in the result or its derivative: they are 1 behind the active part.
 _SINGULAR = {"div": 1, "rem": 1, "log": 0, "sqrt": 0, "rsqrt": 0, "cbrt": 0, "pow": 0, "integer_pow": 0}
+_NEUTRAL: dict[str, Any] = REDUCTIONS | CUMULATIVE | SORTED
+_SHAPES = {"reshape": "new_sizes", "broadcast_in_dim": "shape", "dynamic_slice": "slice_sizes"}  # parameters
 _PASSING = frozenset(  # of a sum that is still to be divided
     "convert_element_type reshape broadcast_in_dim squeeze expand_dims transpose neg copy "
     "stop_gradient".split()
@@ -33,7 +35,9 @@ _PASSING = frozenset(  # of a sum that is still to be divided
 _SCALARS = frozenset("convert_element_type sqrt rsqrt div mul sub add neg integer_pow max min pow".split())
 
 
-def run(program: Program, arguments: Sequence[Any], zero: Sequence[Atoms], sizes: Sizes) -> list[Any]:
+def run(
+    program: Program, arguments: Sequence[Any], zero: Sequence[Atoms], sizes: Sizes
+) -> tuple[list[Any], list[Atoms]]:
     """Runs a program.
 
     Args:
@@ -43,14 +47,8 @@ def run(program: Program, arguments: Sequence[Any], zero: Sequence[Atoms], sizes
       sizes: see `Sizes`.
 
     Returns:
-      The results.
+      The results, and `zero` of these.
     """
-    return _run(program, arguments, zero, sizes)[0]
-
-
-def _run(
-    program: Program, arguments: Sequence[Any], zero: Sequence[Atoms], sizes: Sizes
-) -> tuple[list[Any], list[Atoms]]:
     values = {**sizes.active_constants, **dict(zip(program.inputs, arguments, strict=True))}
     state = State(values, dict(zip(program.inputs, zero, strict=True)), {}, {})
     _operations(program, 0, len(program.operations), sizes.gates.get(id(program), []), state, sizes)
@@ -109,22 +107,17 @@ def _region(
     """Runs a region, or hands its input on."""
     known: list[Atoms] = []
 
-    def kept() -> tuple[Any, ...]:
+    def kept(parts: Sequence[Operation | Segment] | None = None) -> tuple[Any, ...]:
         within = state.copy()
-        _operations(program, region.start, region.stop, inner, within, sizes)
+        if parts is None:
+            _operations(program, region.start, region.stop, inner, within, sizes)
+        else:
+            _in_order(parts, sizes.switched_gates[region], within, sizes)
         known[:] = [within.zeros(out, sizes) for out, _ in region.outs]
         return tuple(within.values[out] for out, _ in region.outs)
 
     def skipped() -> tuple[Any, ...]:
         return tuple(state.value(source) for _, source in region.outs)
-
-    def switched(parts: Sequence[Operation | Segment]) -> tuple[Any, ...]:
-        within = state.copy()
-        _in_order(parts, sizes.switched_gates[region], within, sizes)
-        known[:] = [within.zeros(out, sizes) for out, _ in region.outs]
-        return tuple(
-            jnp.where(gate, within.values[out], x) for (out, _), x in zip(region.outs, skipped(), strict=True)
-        )
 
     if isinstance(gate, bool | np.bool_):
         made = kept() if gate else skipped()
@@ -139,7 +132,7 @@ def _region(
         and region in sizes.switched_gates
         and _gated(parts := _parts(program, region.start, region.stop, sizes))
     ):
-        made = switched(parts)
+        made = [jnp.where(gate, x, y) for x, y in zip(kept(parts), skipped(), strict=True)]
     else:
         made = lax.cond(gate, kept, skipped)
     for (out, source), value, zeros in zip(region.outs, made, known, strict=True):
@@ -255,29 +248,16 @@ def _count(op: Operation, state: State, sizes: Sizes) -> None:
 
 def _with_neutral(op: Operation, values: list[Any], state: State, sizes: Sizes) -> list[Any]:
     """The operands of a reduction along elastic axes, with its neutral value behind their active part."""
-    neutral: Any = 0
     if (place := _SINGULAR.get(op.name)) is not None:
         one, values = op.ins[place], list(values)
         if isinstance(one, int) and op.eqn.params.get("y", -1) < 0:
             values[place] = sizes.mask(values[place], sizes.layouts[one], 1)
         return values
-    if op.name in REDUCTIONS:
-        axes, neutral = op.eqn.params["axes"], REDUCTIONS[op.name]
-    elif op.name in CUMULATIVE:
-        axes, neutral = (op.eqn.params["axis"],), CUMULATIVE[op.name]
-    elif op.name == "sort":
-        axes, neutral = (op.eqn.params["dimension"],), math.inf
-    elif op.name == "dot_general":
-        axes = op.eqn.params["dimension_numbers"][0][0]
-    elif op.name == "conv_general_dilated":
-        axes = (op.eqn.params["dimension_numbers"].lhs_spec[1],)
-    else:
+    axes, neutral = reduced(op.eqn), _NEUTRAL.get(op.name, 0)
+    if not axes or not isinstance(op.ins[0], int):
         return values
-    if not isinstance(op.ins[0], int):
-        return values
-    layouts = sizes.layouts[op.array(0)]
-    chosen = [layouts[place] if place in axes else None for place in range(len(layouts))]
-    needed = frozenset().union(*(sizes.elastic(one) for one in chosen if one is not None))
+    chosen = [layout if i in axes else None for i, layout in enumerate(sizes.layouts[op.ins[0]])]
+    needed = NONE.union(*(sizes.elastic(one) for one in chosen if one is not None))
     if neutral == 0 and not isinstance(neutral, bool):
         needed -= state.zeros(op.ins[0], sizes)
     return [sizes.mask(values[0], chosen, neutral), *values[1:]] if needed else values
@@ -286,126 +266,106 @@ def _with_neutral(op: Operation, values: list[Any], state: State, sizes: Sizes) 
 def _resized(op: Operation, values: list[Any], sizes: Sizes) -> dict[str, Any]:
     """The parameters of an operation at small shapes."""
     parameters = dict(op.eqn.params)
-    if op.name == "reshape":
-        parameters["new_sizes"] = sizes.shape(op.outs[0])
-    elif op.name == "broadcast_in_dim":
-        parameters["shape"] = sizes.shape(op.outs[0])
-    elif op.name == "dynamic_slice":
-        parameters["slice_sizes"] = sizes.shape(op.outs[0])
+    if op.name in _SHAPES:
+        parameters[_SHAPES[op.name]] = sizes.shape(op.outs[0])
     elif op.name == "split":
         axis = parameters["axis"]
         parameters["sizes"] = tuple(sizes.shape(out)[axis] for out in op.outs)
     elif op.name == "slice":
-        starts, limits = [], []
-        for layout, start, limit in zip(
-            sizes.layouts[op.array(0)], parameters["start_indices"], parameters["limit_indices"], strict=True
-        ):
-            if (start, limit) == (0, math.prod(factor.size for factor in layout)):
-                starts.append(0)
-                limits.append(sizes.size(layout))
-                continue
-            mask = sizes.host_mask(layout)
-            starts.append(int(mask[:start].sum()))
-            limits.append(int(mask[:limit].sum()))
-        parameters |= {"start_indices": tuple(starts), "limit_indices": tuple(limits)}
+        for name in ("start_indices", "limit_indices"):
+            bounds = zip(sizes.layouts[op.array(0)], parameters[name], strict=True)
+            parameters[name] = tuple(sizes.position(layout, bound) for layout, bound in bounds)
     elif op.name == "gather":
         full = op.eqn.invars[0].aval.shape
-        parameters["slice_sizes"] = tuple(
-            now if size == before else size
-            for size, before, now in zip(parameters["slice_sizes"], full, values[0].shape, strict=True)
-        )
+        each = zip(parameters["slice_sizes"], full, values[0].shape, strict=True)
+        parameters["slice_sizes"] = tuple(now if size == before else size for size, before, now in each)
     elif op.name == "conv_general_dilated":
         numbers = parameters["dimension_numbers"]
         if parameters["feature_group_count"] > 1:
             channels = values[0].shape[numbers.lhs_spec[1]]
             parameters["feature_group_count"] = channels // values[1].shape[numbers.rhs_spec[1]]
-        kernel = sizes.layouts[op.array(1)]
-        borders = [(size_of(kernel[i], {}) - sizes.size(kernel[i])) // 2 for i in numbers.rhs_spec[2:]]
-        parameters["padding"] = tuple(
-            (low - less * dilation, high - less * dilation)
-            for (low, high), less, dilation in zip(
-                parameters["padding"], borders, parameters["rhs_dilation"], strict=True
-            )
-        )
+        kernel = [sizes.layouts[op.array(1)][place] for place in numbers.rhs_spec[2:]]
+        less = [(size_of(one, {}) - sizes.size(one)) // 2 for one in kernel]
+        borders = zip(parameters["padding"], less, parameters["rhs_dilation"], strict=True)
+        parameters["padding"] = tuple((low - n * step, high - n * step) for (low, high), n, step in borders)
     return parameters
 
 
 def _nested(op: Operation, values: list[Any], state: State, sizes: Sizes) -> tuple[list[Any], list[Atoms]]:
-    zero, parameters = [state.zeros(one, sizes) for one in op.ins], op.eqn.params
-    nothing = [NONE] * len(op.outs)
+    zero, turns = [state.zeros(one, sizes) for one in op.ins], sizes.turns.get(id(op))
+    if op.name in CUSTOM:
+        return _custom(op, values, zero, sizes)
+    nothing, known, rows, length = [NONE] * len(op.outs), list[Atoms](), None, None
+    if turns is not None:
+        if not sizes.small:
+            rows = turns.rows
+        elif turns.rows:
+            return _unrolled(op, values, sizes, turns), nothing
+        elif not (length := len(turns.kept)):
+            return values[op.carried], nothing
+
+    def body(number: int, arguments: Sequence[Any], row: Any = None) -> list[Any]:
+        at = sizes if turns is None or row is None else sizes.at(turns, row)
+        results, known[:] = run(op.bodies[number], arguments, op.handed(number, zero, NONE), at)
+        return results
+
+    results = call(op, values, body, rows, length)
+    return results, known if op.name in REMAT else nothing
+
+
+def call(
+    op: Operation,
+    values: Sequence[Any],
+    body: Callable[..., Any],
+    rows: Any = None,
+    length: int | None = None,
+) -> list[Any]:
+    """Runs an operation with bodies.
+
+    Args:
+      op: the operation.
+      values: its operands.
+      body: `body(number, arguments)` runs one of its bodies; that of a scan takes a row of `rows`, too. What
+        it returns beyond the results comes behind those of the operation; of a scan, with an axis of turns.
+      rows: a pytree of arrays with a leading axis of turns.
+      length: the number of turns of a scan, if it is another one.
+    """
+    parameters = op.eqn.params
     if op.name == "scan":
-        return _scan(op, values, zero, sizes), nothing
+        start, stop = op.carried.start, op.carried.stop
+
+        def turn(carry: tuple[Any, ...], own: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+            made = body(0, [*values[:start], *carry, *own[0]], own[1])
+            return tuple(made[: stop - start]), tuple(made[stop - start :])
+
+        options = {"reverse": parameters["reverse"], "unroll": parameters["unroll"]}
+        length = parameters["length"] if length is None else length
+        stacks = tuple(values[stop:]), rows
+        carry, made = lax.scan(turn, tuple(values[start:stop]), stacks, length=length, **options)
+        return [*carry, *made]
     if op.name == "while":
         first, second = parameters["cond_nconsts"], parameters["body_nconsts"]
         tests, given, carry = values[:first], values[first : first + second], tuple(values[first + second :])
-        unknown = [NONE] * len(carry)
-        made = lax.while_loop(
-            lambda carry: run(op.bodies[0], [*tests, *carry], [*zero[:first], *unknown], sizes)[0],
-            lambda carry: tuple(
-                run(op.bodies[1], [*given, *carry], [*zero[first : first + second], *unknown], sizes)
-            ),
-            carry,
+        return list(
+            lax.while_loop(
+                lambda carry: body(0, [*tests, *carry])[0],
+                lambda carry: tuple(body(1, [*given, *carry])),
+                carry,
+            )
         )
-        return list(made), nothing
     if op.name == "cond":
-        branches = [_tupled(body, zero[1:], sizes) for body in op.bodies]
-        return list(lax.switch(values[0], branches, *values[1:])), nothing
-    if op.name in ("custom_jvp_call", "custom_vjp_call"):
-        return _custom(op, values, zero, sizes)
-    known: list[Atoms] = []
-
-    def body(*arguments: Any) -> tuple[Any, ...]:
-        results, known[:] = _run(op.bodies[0], arguments, zero, sizes)
-        return tuple(results)
-
-    kept = {key: parameters[key] for key in ("prevent_cse", "policy") if key in parameters}
-    results = jax.checkpoint(body, **kept)(*values)
-    return list(results), known
-
-
-def _tupled(body: Program, zero: Sequence[Atoms], sizes: Sizes) -> Callable[..., tuple[Any, ...]]:
-    return lambda *arguments: tuple(run(body, arguments, zero, sizes))
-
-
-def _scan(op: Operation, values: list[Any], zero: list[Atoms], sizes: Sizes) -> list[Any]:
-    parameters, turns = op.eqn.params, sizes.turns.get(id(op))
-    carries, (start, stop) = parameters["num_carry"], (op.carried.start, op.carried.stop)
-    given, carry = values[:start], tuple(values[start:stop])
-    known = [*zero[:start], *[NONE] * carries, *zero[stop:]]
-    length, by_turn = parameters["length"], None
-    if turns is not None and sizes.small:
-        if turns.rows:
-            return _unrolled(op, values, sizes, turns)
-        length = len(turns.kept)
-        if not length:
-            return list(carry)
-    elif turns is not None:
-        by_turn = turns.rows
-
-    def turn(carry: tuple[Any, ...], rows: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        own, row = rows
-        at = sizes if turns is None or row is None else sizes.at(turns, row)
-        made = run(op.bodies[0], [*given, *carry, *own], known, at)
-        return tuple(made[:carries]), tuple(made[carries:])
-
-    carry, made = lax.scan(
-        turn,
-        carry,
-        (tuple(values[stop:]), by_turn),
-        length=length,
-        reverse=parameters["reverse"],
-        unroll=parameters["unroll"],
-    )
-    return [*carry, *made]
+        branches = [lambda *given, i=i: tuple(body(i, given)) for i in range(len(op.bodies))]
+        return list(lax.switch(values[0], branches, *values[1:]))
+    if op.name in REMAT:
+        kept = {key: parameters[key] for key in ("prevent_cse", "policy") if key in parameters}
+        return list(jax.checkpoint(lambda *given: tuple(body(0, given)), **kept)(*values))
+    return body(0, values)
 
 
 def _unrolled(op: Operation, values: list[Any], sizes: Sizes, turns: Turns) -> list[Any]:
     """Runs the turns of a scan one after another, at small shapes that differ by turn."""
-    body, carries, (start, stop) = (
-        op.bodies[0],
-        op.eqn.params["num_carry"],
-        (op.carried.start, op.carried.stop),
-    )
+    body, carries = op.bodies[0], op.eqn.params["num_carry"]
+    start, stop = op.carried.start, op.carried.stop
     carry, made = values[start:stop], {}
     for turn in reversed(turns.kept) if op.eqn.params["reverse"] else turns.kept:
         at = sizes.at(turns, turns.rows[turn])
@@ -418,17 +378,13 @@ def _unrolled(op: Operation, values: list[Any], sizes: Sizes, turns: Turns) -> l
             _of_turn(x, one, turn, turns, at) for x, one in zip(values[stop:], op.ins[stop:], strict=True)
         ]
         rows = [None if x is None else jnp.squeeze(x, 0) for x in rows]
-        results = run(body, [*given, *carry, *rows], [NONE] * len(values), at)
+        results, _ = run(body, [*given, *carry, *rows], [NONE] * len(values), at)
         carry, made[turn] = results[:carries], [None if x is None else x[None] for x in results[carries:]]
     for place, out in enumerate(op.outs[carries:]):
         rows = tuple(made[turn][place] if turn in made else None for turn in range(len(turns.rows)))
-        apart = _atoms(sizes.layouts[out]) & sizes.axis_of.keys()
+        apart = any(atoms_of(layout).keys() & sizes.axis_of.keys() for layout in sizes.layouts[out])
         carry.append(rows if apart else jnp.concatenate([x for x in rows if x is not None]))
     return carry
-
-
-def _atoms(layouts: tuple[Layout, ...]) -> Atoms:
-    return NONE.union(*map(atoms_of, layouts))
 
 
 def _custom(
@@ -436,22 +392,13 @@ def _custom(
 ) -> tuple[list[Any], list[Atoms]]:
     """A function with a derivative of its own, which is kept where its body runs as it is."""
     body = op.bodies[0]
-    if sizes.small and (relu := _relu(body)):
-        return [relu(values[0])], [NONE]
+    match body.operations:  # `jax.nn.relu`, whose derivative at 0 is 0
+        case [Operation(name="max", ins=(int(x), Constant(zeros)))] if x == body.inputs[0] and zeros == 0:
+            if sizes.small:
+                return [jax.nn.relu(values[0])], [NONE]
     changed = any(sizes.elastic(layout) for number in body.arrays() for layout in sizes.layouts[number])
-    if not changed or (not sizes.small and _is_elementwise(body)):
+    alone = all(not one.bodies and one.name in ELEMENTWISE for one in body.operations)
+    if not changed or (alone and not sizes.small):
         made = op.bind(values)
         return made, [NONE] * len(op.outs) if sizes.small else zeros_of_body(body, zero, sizes)
-    return _run(body, values, zero, sizes)
-
-
-def _relu(body: Program) -> Callable[..., Any] | None:
-    """`jax.nn.relu`, whose derivative at 0 is 0, if a body is that of it."""
-    match body.operations:
-        case [op] if op.name == "max" and op.ins[0] == body.inputs[0] and isinstance(op.ins[1], Constant):
-            return jax.nn.relu if float(op.ins[1].value) == 0 else None
-    return None
-
-
-def _is_elementwise(body: Program) -> bool:
-    return all(not op.bodies and op.name in ELEMENTWISE for op in body.operations)
+    return run(body, values, zero, sizes)

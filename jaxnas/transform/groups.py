@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
+import math
 import os
 import re
 from collections import Counter, defaultdict
@@ -14,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxnas.choice import Choice
 from jaxnas.inputs import describe, specification, with_batch
 from jaxnas.products import computes_in_half_precision
 from jaxnas.tensors import Path
@@ -125,6 +128,11 @@ class Groups:
             more = f" and {len(fixed.places) - 3} more" if len(fixed.places) > 3 else ""
             lines.append(f"fixed, {fixed.reason}: {_axes(fixed.places[:3])}{more}")
         return "\n".join(lines)
+
+    @functools.cached_property
+    def own(self) -> dict[str, Choice]:
+        """The choices of the module itself, of a Linen module with a space."""
+        return {} if self.model.space is None else self.model.space.choices
 
     @functools.cached_property
     def names(self) -> dict[Path, tuple[str | None, ...]]:
@@ -290,36 +298,23 @@ def analyze(model: Any, variables: Any = None, inputs: Any = None) -> Groups:
                 f"{pure.name} depends on values, so it has no jaxpr: {error}. Use jax.numpy.where or "
                 "jax.lax.cond."
             ) from error
+    batches = {atom for call in calls.values() for atom in trace.ties.factors([call.batch])}
     for axis in (one for every in axes for one in every):
-        if set(trace.ties.factors(axis)) & {
-            atom for call in calls.values() for atom in trace.ties.factors([call.batch])
-        }:
+        if batches.intersection(trace.ties.factors(axis)):
             trace.ties.fix(axis, "an axis of the inputs")
-    # All layouts are read when both programs are tied.
-    layouts = trace.layouts()
+    layouts, hard = trace.layouts(), _hard(pure)  # when both programs are tied
     made = {
-        _key(example, train, _hard(pure)): dataclasses.replace(call, layouts=layouts)
-        for train, call in calls.items()
+        _key(example, train, hard): dataclasses.replace(one, layouts=layouts) for train, one in calls.items()
     }
     groups, fixed = _named(trace, list(shapes.items()), layouts, calls)
-    return Groups(
-        pure,
-        groups,
-        fixed,
-        shapes,
-        {path: layouts[number] for number, path in zip(calls[False].program.inputs, shapes, strict=False)},
-        example,
-        made,
-    )
+    own = {path: layouts[number] for number, path in zip(calls[False].program.inputs, shapes, strict=False)}
+    return Groups(pure, groups, fixed, shapes, own, example, made)
 
 
 def _key(inputs: Any, train: bool, own: Mapping[str, Any]) -> tuple[Any, ...]:
     leaves, structure = jax.tree.flatten(inputs)
-    shapes = [(x.shape, str(x.dtype)) for x in leaves]
-    decisions = [
-        (n, x.tobytes() if isinstance(x, np.ndarray) else (x.shape, str(x.dtype))) for n, x in own.items()
-    ]
-    return (train, structure, *shapes, *decisions)
+    values = [x.tobytes() if isinstance(x, np.ndarray) else None for x in own.values()]
+    return train, structure, tuple(own), *values, *((x.shape, str(x.dtype)) for x in [*leaves, *own.values()])
 
 
 def _hard(model: Model) -> dict[str, Any]:
@@ -337,8 +332,7 @@ def _trace(
     train: bool,
 ) -> Traced:
     inputs, own = given
-    fixed = {name: x for name, x in own.items() if isinstance(x, np.ndarray)}
-    decisions = {name: x for name, x in own.items() if name not in fixed}
+    decisions = {name: x for name, x in own.items() if not isinstance(x, np.ndarray)}
     structure = jax.tree.structure(model.variables)
     variables = jax.tree.unflatten(structure, list(shapes.values()))
     key = jax.eval_shape(lambda: jax.random.key(0))
@@ -346,7 +340,7 @@ def _trace(
     def call(variables: Any, inputs: Any, key: jax.Array, *decided: Any) -> Any:
         if model.space is None:
             return model.call(variables, inputs, key, train)
-        arch = {**fixed, **dict(zip(decisions, decided, strict=True))}
+        arch = dict(own) | dict(zip(decisions, decided, strict=True))
         return model.call(variables, inputs, key, train, arch)
 
     closed, out = jax.make_jaxpr(call, return_shape=True)(variables, inputs, key, *decisions.values())
@@ -364,8 +358,8 @@ def _trace(
         for axis in trace.axes[one] if isinstance(one, int) else ():
             if trace.ties.factors(axis) != trace.ties.factors([batch]):
                 trace.ties.fix(axis, "an axis of the outputs")
-    order = {path: place for place, path in enumerate(shapes)}
-    updated = tuple(order[path] for path, _ in paths(updates))
+    order = list(shapes)
+    updated = tuple(order.index(path) for path, _ in paths(updates))
     for one, place in zip(program.outputs[count:], updated, strict=True):
         if isinstance(one, int):
             for axis, own in zip(trace.axes[one], axes[place], strict=True):
@@ -392,9 +386,8 @@ def _named(
             for leaf in dict.fromkeys(leaves(layout)):
                 reason = trace.ties.fixed.get(leaf.atom)
                 if reason is None or (reason == KERNEL and layout == (leaf,)):
-                    if (path, axis) not in places[leaf.atom]:
-                        places[leaf.atom].append((path, axis))
-                    elements[leaf.atom] += int(np.prod(x.shape)) if path[0] == "params" else 0
+                    places[leaf.atom].append((path, axis))
+                    elements[leaf.atom] += math.prod(x.shape) if path[0] == "params" else 0
                 else:
                     whole[reason].append((path, axis))
     kinds = kinds_of(trace, places, uses, [layouts[number] for number in numbers])
@@ -414,38 +407,35 @@ def _by_number(path: Path) -> list[list[Any]]:
 
 def kinds_of(trace: Trace, places: Any, uses: Any, arrays: list[tuple[Layout, ...]]) -> dict[int, str]:
     """The kind of each atom, by what uses it."""
-    used = {atom: {use for use, _ in found} for atom, found in uses.items()}
+    used = {atom: {use for use, _ in uses[atom]} for atom in places}
     together = {pair for layouts in arrays for pair in _pairs(layouts)}
     kinds = {}
+
+    def beside(kind: str, atom: int) -> list[int]:
+        return [one for one in places if kinds[one] == kind and (one, atom) in together]
+
     for atom in places:
         makers = {path for use, path in uses[atom] if use in ("made", "channels") and path}
         if trace.ties.fixed.get(atom) == KERNEL:
             kinds[atom] = "kernel"
-        elif "batched" in used.get(atom, ()):
+        elif "batched" in used[atom]:
             kinds[atom] = "heads"
-        elif {"expert", "scaled"} & used.get(atom, set()):
+        elif {"expert", "scaled"} & used[atom]:
             kinds[atom] = "experts"
-        elif {"added", "made"} <= used.get(atom, set()) and len(makers) > 1:
+        elif {"added", "made"} <= used[atom] and len(makers) > 1:
             kinds[atom] = WIDTH
-        elif "channels" in used.get(atom, ()):
-            kinds[atom] = CHANNELS
         else:
-            kinds[atom] = HIDDEN
-    for atom in places:  # what shares kernels with heads
-        beside = [head for head in places if kinds[head] == "heads" and (head, atom) in together]
-        compared = "compared" in used.get(atom, ())
+            kinds[atom] = CHANNELS if "channels" in used[atom] else HIDDEN
+    for atom in places:
+        compared = "compared" in used[atom]
         # Rotary embeddings add channels of heads, as a stream is added; but no kernel reads these.
         rotated = kinds[atom] == WIDTH and compared and "read" not in used[atom]
-        if beside and (kinds[atom] == HIDDEN or rotated):
+        if (kinds[atom] == HIDDEN or rotated) and beside("heads", atom):
             kinds[atom] = "head_dim" if compared else "value_dim"
     for atom in places:
-        if kinds[atom] == "value_dim" and any(
-            kinds[other] == "head_dim" and (other, atom) in together for other in places
-        ):
+        if kinds[atom] == "value_dim" and beside("head_dim", atom):
             kinds[atom] = "queries"
-            for head in places:
-                if kinds[head] == "heads" and (head, atom) in together:
-                    kinds[head] = "kv_heads"
+            kinds |= dict.fromkeys(beside("heads", atom), "kv_heads")
     return kinds
 
 
@@ -488,12 +478,9 @@ def names_of(places: Any, uses: Any, kinds: dict[int, str]) -> dict[int, str]:
         taken = set(names.values())
         names |= {atom: name for atom, name in left.items() if counts[name] == 1 and name not in taken}
     for atom, options in candidates.items():
-        number = 2
-        name = options[-1]
-        while atom not in names:
-            if name not in names.values():
-                names[atom] = name
-            name, number = f"{options[-1]}_{number}", number + 1
+        if atom not in names:
+            numbered = itertools.chain(options[-1:], (f"{options[-1]}_{n}" for n in itertools.count(2)))
+            names[atom] = next(name for name in numbered if name not in names.values())
     return names
 
 

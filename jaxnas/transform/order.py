@@ -13,16 +13,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from jaxnas.inputs import describe, specification
 from jaxnas.space import Arch
 from jaxnas.testing import difference
 from jaxnas.transform import regions, turns
+from jaxnas.transform.evaluate import call
 from jaxnas.transform.groups import Group, Groups, Traced
 from jaxnas.transform.models import paths
 from jaxnas.transform.program import Constant, Operation, Program
-from jaxnas.transform.rules import CUMULATIVE
+from jaxnas.transform.rules import CUMULATIVE, SORTED, contracted, reduced
 from jaxnas.transform.sizes import place_of
 from jaxnas.transform.supernet import Supernet
 from jaxnas.transform.tables import covering
@@ -148,7 +148,7 @@ def rank_modules(
         return [(seen[name] if turn is None else seen[name][turn]).mean() for name, turn in places.values()]
 
     compiled = jax.jit(influence)
-    decided = covering(groups.model.space)
+    decided = covering(groups.own)
     changes = np.sum([compiled(arrays, inputs, own) for inputs, _ in pairs for own in decided], axis=0)
     return tuple(list(places)[i] for i in np.argsort(-changes, kind="stable"))
 
@@ -226,7 +226,7 @@ def _scores(
 
         def see(op: Operation, values: Numbered, varying: set[Any]) -> Seen:
             found = []
-            for pair in _contracted(op):
+            for pair in contracted(op.eqn):
                 layouts = [every[one][axis] for one, axis in zip(op.ins, pair, strict=True)]
                 both = atoms & atoms_of(layouts[0]).keys() & atoms_of(layouts[1]).keys()
                 sides = []
@@ -277,7 +277,7 @@ def _scores(
     )
     totals: dict[tuple[int, int], Any] = {}
     for inputs, targets in pairs:
-        for own in covering(groups.model.space):
+        for own in covering(groups.own):
             for key, x in one(arrays, inputs, own, targets).items():
                 totals[key] = totals.get(key, 0) + x
     scores = {atom: np.zeros(()) for atom in atoms}
@@ -288,16 +288,6 @@ def _scores(
         by_turn = (rows / np.where(means == 0, 1, means)).sum(1)
         scores[atom] = scores[atom] + (by_turn if scan else by_turn[0])
     return scores
-
-
-def _contracted(op: Operation) -> list[tuple[int, int]]:
-    """The axes along which an operation contracts, of both operands."""
-    if op.name == "dot_general":
-        return list(zip(*op.eqn.params["dimension_numbers"][0], strict=True))
-    if op.name == "conv_general_dilated":
-        numbers = op.eqn.params["dimension_numbers"]
-        return [(numbers.lhs_spec[1], numbers.rhs_spec[1])]
-    return []
 
 
 def _change(x: jax.Array, y: jax.Array, axes: Iterable[int]) -> jax.Array:
@@ -333,41 +323,30 @@ def _walk(
     values = {**constants, **dict(zip(program.inputs, arguments, strict=True))}
     data = {number for number, own in zip(program.inputs, varies, strict=True) if own}
     found: Seen = []
+
+    def body(op: Operation, varying: list[bool], names: list[Any], number: int, given: Any, row: Any = None):
+        own = op.handed(number, varying, any(varying))
+        results, seen = _walk(op.bodies[number], given, own, constants, see)
+        names[:] = [name for name, _ in seen]
+        return [*results, *(x for _, x in seen)]
+
     for op in program.operations:
         given = [one.value if isinstance(one, Constant) else values[one] for one in op.ins]
-        varying = [one in data for one in op.ins]
-        if op.name == "scan":
-            results, inner = _scan(op, given, varying, constants, see)
-        elif op.bodies and op.name not in ("while", "cond"):
-            results, inner = _walk(op.bodies[0], given, varying, constants, see)
+        varying, names = [one in data for one in op.ins], list[Any]()
+        run = partial(body, op, varying, names)
+        if op.bodies and op.name not in ("while", "cond"):
+            results = call(op, given, run)
+            found += zip(names, results[len(op.outs) :], strict=True)
         else:
-            results, inner = op.bind(given), []
-            for branch, body in enumerate(op.bodies if op.name == "cond" else ()):
-                _, own = _walk(body, given[1:], varying[1:], constants, see)
-                inner += [(name, jnp.where(given[0] == branch, x, 0)) for name, x in own]
-        values.update(zip(op.outs, results, strict=True))
+            results = op.bind(given)
+        for number, branch in enumerate(op.bodies if op.name == "cond" else ()):
+            seen = run(number, given[1:])[len(branch.outputs) :]
+            found += zip(names, (jnp.where(given[0] == number, x, 0) for x in seen), strict=True)
+        values.update(zip(op.outs, results, strict=False))
         if any(varying):
             data.update(op.outs)
-        found += [*inner, *see(op, values, data)]
+        found += see(op, values, data)
     return [one.value if isinstance(one, Constant) else values[one] for one in program.outputs], found
-
-
-def _scan(
-    op: Operation, values: list[Any], varies: list[bool], constants: Numbered, see: See
-) -> tuple[list[Any], Seen]:
-    (consts, stop), carries = (op.carried.start, op.carried.stop), op.eqn.params["num_carry"]
-    body, varies = op.bodies[0], [*varies[:consts], *[any(varies)] * carries, *varies[stop:]]
-    names: list[Any] = []
-
-    def turn(carry: tuple[Any, ...], row: tuple[Any, ...]) -> Any:
-        made, found = _walk(body, [*values[:consts], *carry, *row], varies, constants, see)
-        names[:] = [name for name, _ in found]
-        return tuple(made[:carries]), (made[carries:], [x for _, x in found])
-
-    length, reverse = op.eqn.params["length"], op.eqn.params["reverse"]
-    first, rows = tuple(values[consts:stop]), tuple(values[stop:])
-    carry, (made, found) = lax.scan(turn, first, rows, length=length, reverse=reverse)
-    return [*carry, *made], list(zip(names, found, strict=True))
 
 
 def _bound(groups: Groups) -> set[str]:
@@ -389,17 +368,12 @@ def _bound(groups: Groups) -> set[str]:
 
 def _in_order(op: Operation, layouts: Numbered, train: bool) -> Iterator[Layout]:
     """The axes along which an operation treats each position in its own way."""
-    parameters = op.eqn.params
     if op.name == "iota":
-        yield layouts[op.outs[0]][parameters["dimension"]]
+        yield layouts[op.outs[0]][op.eqn.params["dimension"]]
     elif op.name == "random_bits" and not train:  # in training all positions are equally likely
         yield from layouts[op.outs[0]]
-    elif op.name in CUMULATIVE:
-        yield layouts[op.ins[0]][parameters["axis"]]
-    elif op.name == "sort":
-        yield layouts[op.ins[0]][parameters["dimension"]]
-    elif op.name in ("argmax", "argmin"):
-        yield from (layouts[op.ins[0]][axis] for axis in parameters["axes"])
+    elif op.name in (*CUMULATIVE, *SORTED, "argmax", "argmin"):
+        yield from (layouts[op.ins[0]][axis] for axis in reduced(op.eqn))
 
 
 def _differs(x: Any, layouts: tuple[Layout, ...], group: Group) -> bool:
@@ -424,7 +398,7 @@ def _check_same(
 ) -> None:
     """Compares the full network with the ordered one, and says by which group it differs."""
     with jax.default_matmul_precision("highest"):
-        one, decided = jax.jit(lambda x, own: _call(groups, x, inputs, own)), covering(groups.model.space)
+        one, decided = jax.jit(lambda x, own: _call(groups, x, inputs, own)), covering(groups.own)
         half = groups.traced(specification(inputs), False).half_precision
         tolerance = 2e-2 if half else 1e-5
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import fnmatch
 import inspect
+import itertools
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,7 +14,7 @@ import numpy as np
 
 from jaxnas.choice import Choice, nearest
 from jaxnas.elastic.decisions import Decisions
-from jaxnas.elastic.width import Table, constant, width
+from jaxnas.elastic.width import Table, Width, width
 from jaxnas.space import Space
 from jaxnas.transform import regions, turns
 from jaxnas.transform.groups import Group, Groups
@@ -75,19 +77,18 @@ class Place:
 
     def within(self, space: Space) -> tuple[Any, ...] | None:
         """The decisions as a space has them; None where one has no such position, beyond the depth."""
-        for name, position in self.decisions:
-            length = space.choices[name].length
-            if position is not None and (length is None or position >= length):
-                return None
+        if any(i is not None and i >= (space.choices[name].length or 0) for name, i in self.decisions):
+            return None
         return tuple(name if position is None else (name, position) for name, position in self.decisions)
+
+    def width(self, space: Space, read: Decisions) -> Width:
+        """The size, or whether the module runs, in an architecture of a space; 0 beyond the depth."""
+        found = self.within(space)
+        return width(lambda: 0) if found is None else width(self.function, *(read[key] for key in found))
 
     def table(self, space: Space) -> Table:
         """The size, or whether the module runs, over the decisions of a space."""
-        found = self.within(space)
-        if found is None:
-            return constant(0)
-        read = Decisions(space, None, initializing=True)
-        return width(self.function, *(read[key] for key in found)).table
+        return self.width(space, Decisions(space, None, initializing=True)).table
 
     def by_options(self, space: Space) -> Any:
         """Entries of `table` by options as text: {"2": 8, "4": 16}, of two decisions {"2": {"3": 24}}."""
@@ -115,19 +116,13 @@ def places_of(
     for pattern, choice in choices.items():
         if isinstance(choice, Skip | Depth):
             places += _skipped(groups, pattern, choice, named, pattern in shared)
-            continue
-        matches = _matching(groups, pattern)
-        if isinstance(choice, Size):
-            places += _computed(groups, pattern, choice, matches, named)
-            continue
-        _check_sizes(pattern, choice, matches)
-        single = len(matches) == 1 or pattern in shared
-        named[pattern] = choice if single or choice.length is not None else choice.repeat(len(matches))
-        positions = _positions(groups, pattern, matches, named[pattern].length, pattern in shared)
-        places += [Place(match.name, ((pattern, i),), _itself, turn) for match, turn, i in positions]
-    chosen: dict[str, list[int | None]] = {}
+        elif isinstance(choice, Size):
+            places += _computed(groups, pattern, choice, named)
+        else:
+            places += _chosen(groups, pattern, choice, named, pattern in shared)
+    chosen: dict[str, list[int | None]] = defaultdict(list)
     for place in places:
-        chosen.setdefault(place.name, []).append(place.turn)
+        chosen[place.name].append(place.turn)
     for name, found in chosen.items():
         if len(set(found)) < len(found) or (None in found and len(found) > 1):
             raise ValueError(f"{name!r} is matched by more than one pattern.")
@@ -137,20 +132,18 @@ def places_of(
 def _conditional(groups: Groups, named: dict[str, Choice], places: list[Place]) -> dict[str, Choice]:
     """Choices of groups within modules that may be skipped, active where these run."""
     modules = {place.decisions[0]: place for place in places if place.name not in groups.groups}
-    depths: dict[str, list[Place]] = {}
+    depths: dict[str, list[Place]] = defaultdict(list)
     for place in places:
         if isinstance(place.function, _Ranked) and place.function.in_order:
-            depths.setdefault(place.decisions[0][0], []).append(place)
+            depths[place.decisions[0][0]].append(place)
     made = dict(named)
     for name, choice in named.items():
         if choice.length is None or choice.active or choice.condition:
             continue
-        groups_at = [
-            [place for place in places if (name, position) in place.decisions and place.name in groups.groups]
-            for position in range(choice.length)
-        ]
+        sizes = [place for place in places if place.name in groups.groups]
+        groups_at = [[one for one in sizes if (name, i) in one.decisions] for i in range(choice.length)]
         for skip in {key[0] for key in modules}:
-            inside = [modules.get((skip, position)) for position in range(choice.length)]
+            inside = [modules.get((skip, i)) for i in range(choice.length)]
             if named[skip].length == choice.length and _all_inside(groups, groups_at, inside):
                 made[name] = choice.when(skip, "keep")
         for depth, inside in depths.items():
@@ -168,14 +161,13 @@ def _all_inside(groups: Groups, sizes: list[list[Place]], modules: Sequence[Plac
 
 
 def _inside(groups: Groups, place: Place, module: Place) -> bool:
-    group = groups[place.name]
-    if module.turn is not None:
-        if place.turn != module.turn:
-            return False
-        traced = groups.traced(groups.inputs, False)
-        return turns.only_inside(traced, turns.scan_of(traced, group.atom), group.atom, module.name)
-    parts = tuple(module.name.split("/"))
-    return all(path[1 : len(parts) + 1] == parts for path, _ in group.places)
+    group, parts = groups[place.name], tuple(module.name.split("/"))
+    if module.turn is None:
+        return all(path[1 : len(parts) + 1] == parts for path, _ in group.places)
+    traced = groups.traced(groups.inputs, False)
+    return place.turn == module.turn and turns.only_inside(
+        traced, turns.scan_of(traced, group.atom), group.atom, module.name
+    )
 
 
 def _positions(
@@ -196,8 +188,8 @@ def _positions(
                 f"{match.name} has one size in all turns: {error}."
             ) from error
         found += [(match, turn) for turn in range(scan.length)]
-    if length != (found[-1][1] + 1 if shared else len(found)):
-        count = found[-1][1] + 1 if shared else len(found)
+    count = found[-1][1] + 1 if shared else len(found)
+    if length != count:
         raise ValueError(
             f"{pattern!r} has {count} sizes in all turns of its scan: expected a choice that is repeated "
             f"{count} times; got {length}."
@@ -229,25 +221,29 @@ def _matching(groups: Groups, pattern: str) -> list[Group]:
     )
 
 
-def _check_sizes(pattern: str, choice: Choice, matches: list[Group]) -> None:
-    for group in matches:
-        for option in choice.options:
-            if not isinstance(option, int) or not 1 <= option <= group.size:
-                raise ValueError(
-                    f"{pattern!r}: {option!r} is no size of {group.name}, which has {group.size}: "
-                    "expected ints "
-                    f"from 1 to {group.size}."
-                )
-            if group.kind == "kernel" and (group.size - option) % 2:
-                raise ValueError(
-                    f"{pattern!r}: a kernel of {option} has no common center with the {group.size} of "
-                    f"{group.name}."
-                )
-
-
-def _computed(
-    groups: Groups, pattern: str, size: Size, matches: list[Group], named: dict[str, Choice]
+def _chosen(
+    groups: Groups, pattern: str, choice: Choice, named: dict[str, Choice], shared: bool
 ) -> list[Place]:
+    matches = _matching(groups, pattern)
+    for group, option in itertools.product(matches, choice.options):
+        if not isinstance(option, int) or not 1 <= option <= group.size:
+            raise ValueError(
+                f"{pattern!r}: {option!r} is no size of {group.name}, which has {group.size}: expected ints "
+                f"from 1 to {group.size}."
+            )
+        if group.kind == "kernel" and (group.size - option) % 2:
+            raise ValueError(
+                f"{pattern!r}: a kernel of {option} has no common center with the {group.size} of "
+                f"{group.name}."
+            )
+    single = len(matches) == 1 or shared
+    named[pattern] = choice if single or choice.length is not None else choice.repeat(len(matches))
+    positions = _positions(groups, pattern, matches, named[pattern].length, shared)
+    return [Place(match.name, ((pattern, i),), _itself, turn) for match, turn, i in positions]
+
+
+def _computed(groups: Groups, pattern: str, size: Size, named: dict[str, Choice]) -> list[Place]:
+    matches = _matching(groups, pattern)
     for name in size.decisions:
         if name not in named:
             raise ValueError(f"{pattern} depends on {name!r}, which is no decision{nearest(name, named)}")
@@ -255,22 +251,18 @@ def _computed(
     found: list[tuple[Group, int | None, int | None]] = [(m, None, i) for i, m in enumerate(matches)]
     if len(lengths) == 1 and lengths != {len(matches)}:
         found = _positions(groups, pattern, matches, lengths.pop(), False)
-    return [_place(match, size, turn, position, named) for match, turn, position in found]
-
-
-def _place(group: Group, size: Size, turn: int | None, number: int | None, named: dict[str, Choice]) -> Place:
-    reads = [(name, None if named[name].length is None else number) for name in size.decisions]
-    rows = [named[name].options_at(position or 0) for name, position in reads]
-    for options in np.ndindex(*map(len, rows)):
-        given = [row[index] for row, index in zip(rows, options, strict=True)]
-        made = size.function(*given)
-        if not isinstance(made, int | np.integer) or not 1 <= made <= group.size:
-            raise ValueError(
-                f"{group.name} has the size {made!r} with "
-                f"{dict(zip(size.decisions, given, strict=True))}: expected "
-                f"an int from 1 to {group.size}."
-            )
-    return Place(group.name, tuple(reads), size.function, turn)
+    places = []
+    for group, turn, number in found:
+        reads = [(name, None if named[name].length is None else number) for name in size.decisions]
+        for given in itertools.product(*(named[name].options_at(i or 0) for name, i in reads)):
+            made = size.function(*given)
+            if not isinstance(made, int | np.integer) or not 1 <= made <= group.size:
+                raise ValueError(
+                    f"{group.name} has the size {made!r} with {dict(zip(size.decisions, given, strict=True))}"
+                    f": expected an int from 1 to {group.size}."
+                )
+        places.append(Place(group.name, tuple(reads), size.function, turn))
+    return places
 
 
 def _skipped(
@@ -283,9 +275,9 @@ def _skipped(
         named[pattern] = Choice("skip", "keep")
         if len(modules) > 1 and not shared:
             named[pattern] = named[pattern].repeat(len(modules))
-        length = named[pattern].length
+        one = named[pattern].length is None
         return [
-            Place(name, ((pattern, None if length is None else i),), _runs, turn)
+            Place(name, ((pattern, None if one else i),), _runs, turn)
             for i, (name, turn) in enumerate(modules.values())
         ]
     order = list(choice.order or modules)

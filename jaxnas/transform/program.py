@@ -79,6 +79,17 @@ class Operation:
             made = primitive.bind(*values, **primitive.get_bind_params(parameters))
         return list(made) if primitive.multiple_results else [made]
 
+    def handed(self, number: int, known: Sequence[Any], carried: Any = None) -> list[Any]:
+        """What is known of the operands, as of the inputs of a body; `carried` of what turns exchange."""
+        if self.name == "scan":
+            start, stop = self.carried.start, self.carried.stop
+            return [*known[:start], *[carried] * (stop - start), *known[stop:]]
+        if self.name == "while":
+            first, second = self.eqn.params["cond_nconsts"], self.eqn.params["body_nconsts"]
+            own = known[first : first + second] if number else known[:first]
+            return [*own, *[carried] * (len(known) - first - second)]
+        return list(known[1:] if self.name == "cond" else known)
+
     def nested(self) -> Iterator[Operation]:
         """The operation, and those of its bodies."""
         yield self

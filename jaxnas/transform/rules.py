@@ -37,7 +37,28 @@ REDUCTIONS = {  # the neutral value of a reduction, by its name
     "argmin": math.inf,
 }
 CUMULATIVE = {"cumsum": 0, "cumprod": 1, "cummax": -math.inf, "cummin": math.inf, "cumlogsumexp": -math.inf}
+SORTED = {"sort": math.inf}
 CREATED = ("iota", "random_bits")  # made at their full shape, of which the active part is taken
+
+
+def contracted(eqn: Any) -> list[tuple[int, int]]:
+    """The axes along which a product contracts, of both operands."""
+    numbers = eqn.params.get("dimension_numbers")
+    if eqn.primitive.name == "dot_general":
+        return list(zip(*numbers[0], strict=True))
+    return (
+        [(numbers.lhs_spec[1], numbers.rhs_spec[1])] if eqn.primitive.name == "conv_general_dilated" else []
+    )
+
+
+def reduced(eqn: Any) -> tuple[int, ...]:
+    """The axes of its first operand that an operation reduces, accumulates, sorts or contracts."""
+    name, parameters = eqn.primitive.name, eqn.params
+    if name in REDUCTIONS:
+        return parameters["axes"]
+    if name in CUMULATIVE or name in SORTED:
+        return (parameters["axis" if name in CUMULATIVE else "dimension"],)
+    return tuple(place for place, _ in contracted(eqn))
 
 
 def _shape(variable: Any) -> tuple[int, ...]:

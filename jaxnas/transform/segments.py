@@ -68,82 +68,60 @@ def segments(
     Returns:
       Segments, and operations that run at their full sizes.
     """
+    end, atoms = len(operations), [_atoms(op, layouts) for op in operations]
     last = {one: place for place, op in enumerate(operations) for one in op.ins if isinstance(one, int)}
-    last |= {one: len(operations) for one in used if isinstance(one, int)}
-    end = len(operations)
+    last |= {one: end for one in used if isinstance(one, int)}
+
+    def first(rest: list[int]) -> tuple[list[int], list[int], list[int]]:
+        """The first operations that run together, those before them of no elastic size, and the others."""
+        free: list[int] = []
+        current: list[int] = []
+        together: frozenset[int] = frozenset()
+        made: set[Value] = set()
+        for number, place in enumerate(rest):
+            op, own = operations[place], atoms[place] & (widths.keys() | masked)
+            if not own and made.isdisjoint(op.ins):
+                free.append(place)
+                continue
+            if not _plain(op) or own & masked or not _few(together | own, widths):
+                if not current:
+                    return free, [place], rest[number + 1 :]
+                back = cut(current, place, own)
+                return free, current[:back], [*current[back:], *rest[number:]]
+            current.append(place)
+            made.update(op.outs)
+            together |= own
+        return free, current, []
+
+    def cut(current: list[int], stop: int, own: frozenset[int]) -> int:
+        """How many operations run together before one that does not fit: where least is handed on to it."""
+        least, best = math.inf, len(current)
+        for back in range(len(current), 0, -1):
+            behind = [*current, stop][back]
+            kept = [x for i in current[:back] for x in operations[i].outs if last.get(x, -1) >= behind]
+            size = sum(math.prod(factor.size for axis in layouts[x] for factor in axis) for x in kept)
+            if size < least:
+                least, best = size, back
+            if not atoms[current[back - 1]] & widths.keys() <= own:
+                break
+        return best
+
     found: list[Operation | Segment] = []
-    rest = list(enumerate(operations))
+    rest = list(range(end))
     while rest:
-        free, chosen, rest = _first(rest, last, end, layouts, widths, masked)
-        found += free
-        sliced = all(_plain(op) and not _atoms(op, layouts) & masked for op in chosen)
-        if sliced and any(map(_contracts, chosen)):
-            segment = _segment(chosen, rest[0][0] if rest else end, last)
-            found += [segment] if segment.outs else []  # or nothing reads it
-        else:
+        free, together, rest = first(rest)
+        found += [operations[i] for i in free]
+        chosen = [operations[i] for i in together]
+        sliced = all(_plain(operations[i]) and not atoms[i] & masked for i in together)
+        if not sliced or not any(map(_contracts, chosen)):
             found += chosen
-    return found
-
-
-_Numbered = list[tuple[int, Operation]]
-
-
-def _first(
-    rest: _Numbered,
-    last: Mapping[int, int],
-    end: int,
-    layouts: Layouts,
-    widths: Mapping[int, Width],
-    masked: frozenset[int],
-) -> tuple[list[Operation], list[Operation], _Numbered]:
-    """The first operations that run together, those before them of no elastic size, and the others."""
-    free: list[Operation] = []
-    current: _Numbered = []
-    atoms: frozenset[int] = frozenset()
-    made: set[Value] = set()
-    for number, (place, op) in enumerate(rest):
-        own = _atoms(op, layouts) & (widths.keys() | masked)
-        if not own and made.isdisjoint(op.ins):
-            free.append(op)
             continue
-        fits = _plain(op) and not own & masked and _few(atoms | own, widths)
-        if not fits and not current:
-            return free, [op], rest[number + 1 :]
-        if not fits:
-            back = _cut(current, place, own, last, layouts, widths)
-            return free, [op for _, op in current[:back]], [*current[back:], *rest[number:]]
-        current.append((place, op))
-        made.update(op.outs)
-        atoms |= own
-    return free, [op for _, op in current], []
-
-
-def _segment(operations: Sequence[Operation], stop: int, last: Mapping[int, int]) -> Segment:
-    made = dict.fromkeys(out for op in operations for out in op.outs)
-    taken = dict.fromkeys(one for op in operations for one in op.ins if isinstance(one, int))
-    outs = tuple(out for out in made if last.get(out, -1) >= stop)
-    return Segment(tuple(operations), tuple(one for one in taken if one not in made), outs)
-
-
-def _cut(
-    current: _Numbered,
-    stop: int,
-    own: frozenset[int],
-    last: Mapping[int, int],
-    layouts: Layouts,
-    widths: Mapping[int, Width],
-) -> int:
-    """How many operations run together before one that does not fit: where least is handed on to it."""
-    least, best = math.inf, len(current)
-    for back in range(len(current), 0, -1):
-        behind = current[back][0] if back < len(current) else stop
-        kept = [out for _, op in current[:back] for out in op.outs if last.get(out, -1) >= behind]
-        size = sum(math.prod(factor.size for axis in layouts[out] for factor in axis) for out in kept)
-        if size < least:
-            least, best = size, back
-        if not _atoms(current[back - 1][1], layouts) & widths.keys() <= own:
-            break
-    return best
+        made = dict.fromkeys(out for op in chosen for out in op.outs)
+        taken = dict.fromkeys(one for op in chosen for one in op.ins if isinstance(one, int))
+        outs = tuple(out for out in made if last.get(out, -1) >= (rest[0] if rest else end))
+        if outs:  # or nothing reads it
+            found.append(Segment(tuple(chosen), tuple(one for one in taken if one not in made), outs))
+    return found
 
 
 def _atoms(op: Operation, layouts: Layouts) -> frozenset[int]:
@@ -272,10 +250,9 @@ def local(
         return Program(inputs, list(map(operation, program.operations)), tuple(map(value, program.outputs)))
 
     def operation(op: Operation) -> Operation:
-        bodies = tuple(map(body, op.bodies))
-        return dataclasses.replace(
-            op, ins=tuple(map(value, op.ins)), outs=tuple(map(array, op.outs)), bodies=bodies
-        )
+        ins, outs, bodies = map(value, op.ins), map(array, op.outs), map(body, op.bodies)
+        bodies, ins, outs = tuple(bodies), tuple(ins), tuple(outs)
+        return dataclasses.replace(op, ins=ins, outs=outs, bodies=bodies)
 
     taken = [one for one in segment.ins if one not in known]
     ins = tuple(map(array, taken))
@@ -283,30 +260,17 @@ def local(
     outs = tuple(arrays[one] for one in segment.outs)
     own = {new: tuple(map(axis, layouts[old])) for old, new in arrays.items()}
     sums = {array(one): axis(pending[one]) for one in taken if one in pending}
-    elastic = tuple(atom for atom in atoms if atom in widths)
-    key = (
-        ins,
-        outs,
-        tuple(_key(op, own, frozenset(atoms[atom] for atom in elastic)) for op in operations),
-        tuple(own.items()),
-        tuple(sums.items()),
-        tuple(atoms[atom] for atom in elastic),
-    )
-    return Local(
-        Segment(operations, ins, outs),
-        own,
-        sums,
-        tuple(atoms[atom] for atom in elastic),
-        key,
-    ), {f"a{atoms[atom]}": widths[atom] for atom in elastic}
+    named = {atoms[atom]: widths[atom] for atom in atoms if atom in widths}
+    computed = tuple(_key(op, own, frozenset(named)) for op in operations)
+    key = (ins, outs, computed, tuple(own.items()), tuple(sums.items()), tuple(named))
+    made = Local(Segment(operations, ins, outs), own, sums, tuple(named), key)
+    return made, {f"a{atom}": one for atom, one in named.items()}
 
 
 def _key(op: Operation, layouts: Layouts, elastic: frozenset[int]) -> Any:
     """A key of what an operation computes, without the numbers of arrays and atoms in the program."""
-    bodies = tuple(
-        (body.inputs, tuple(_key(one, layouts, elastic) for one in body.operations), body.outputs)
-        for body in op.bodies
-    )
+    inner = (tuple(_key(one, layouts, elastic) for one in body.operations) for body in op.bodies)
+    bodies = tuple((body.inputs, own, body.outputs) for body, own in zip(op.bodies, inner, strict=True))
     ins = tuple(one if isinstance(one, int) else (str(one.value), np.shape(one.value)) for one in op.ins)
     avals = tuple(str(v.aval) for v in (*op.eqn.invars, *op.eqn.outvars))
     parameters: Any = tuple((name, str(value)) for name, value in sorted(op.eqn.params.items()))
@@ -329,10 +293,8 @@ class _AtSizes:
         local = self.local
         at = {atom: sizes[f"a{atom}"] for atom in local.atoms}
         small = Sizes(local.layouts, at, None, {}, {})
-        given = [
-            joined(x, local.layouts[one], at) for one, x in zip(local.segment.ins, operands, strict=True)
-        ]
-        state = self._state(given)
+        pairs = zip(local.segment.ins, operands, strict=True)
+        state = self._state([joined(x, local.layouts[one], at) for one, x in pairs])
         for op in local.segment.operations:
             self.operate(op, state, small)
             for out in local.needed.intersection(op.outs):
@@ -348,31 +310,20 @@ class _AtSizes:
         """The same at full sizes, for batches of architectures."""
         local = self.local
         largest = {atom: masks[f"a{atom}"].shape[0] for atom in local.atoms}
-        full = {
-            atom: size for axes in local.layouts.values() for x in axes for atom, size in atoms_of(x).items()
-        }
-        active = {
-            atom: jnp.pad(masks[f"a{atom}"] > 0, (0, full[atom] - largest[atom])) for atom in local.atoms
-        }
+        full = {a: size for axes in local.layouts.values() for x in axes for a, size in atoms_of(x).items()}
+        active = {a: jnp.pad(masks[f"a{a}"] > 0, (0, full[a] - most)) for a, most in largest.items()}
         at = {atom: mask.sum(dtype=jnp.int32) for atom, mask in active.items()}
         sizes = Sizes(local.layouts, at, active, {}, {})
-        given = []
-        for one, x in zip(local.segment.ins, operands, strict=True):
-            given.append(_whole(x, local.layouts[one]))
-        state = self._state(given)
+        pairs = zip(local.segment.ins, operands, strict=True)
+        state = self._state([_whole(x, local.layouts[one]) for one, x in pairs])
         for op in local.segment.operations:
             self.operate(op, state, sizes)
-        results = []
-        for out in local.segment.outs:
-            layouts = local.layouts[out]
-            made = split(sizes.mask(state.values[out], layouts), layouts)
-            results.append(made[_up_to(layouts, largest)])
-        return tuple(results)
+        outs = [(out, local.layouts[out]) for out in local.segment.outs]
+        made = [(split(sizes.mask(state.values[out], own), own), own) for out, own in outs]
+        return tuple(x[_up_to(own, largest)] for x, own in made)
 
     def _state(self, given: list[Any]) -> State:
-        local = self.local
-        values = dict(zip(local.segment.ins, given, strict=True))
-        return State(values, {}, dict(local.pending), {})
+        return State(dict(zip(self.local.segment.ins, given, strict=True)), {}, dict(self.local.pending), {})
 
 
 def run_segment(segment: Segment, gate: Width | None, state: State, sizes: Sizes, operate: Operate) -> None:

@@ -126,6 +126,12 @@ class Sizes:
         masks |= {a: np.isin(np.arange(full[a]), kept[a]) for a in masks.keys() & kept.keys()}
         return mask_of(layout, masks)
 
+    def position(self, layout: Layout, place: int) -> Any:
+        """The number of active positions in front of a place of an axis at small sizes."""
+        if place in (0, size_of(layout, {})):  # also of a symbolic size
+            return self.size(layout) if place else 0
+        return int(self.host_mask(layout)[:place].sum())
+
     def cut(self, value: Any, number: int) -> Any:
         """The active part of an array that has its full shape."""
         for axis, layout in enumerate(self.layouts[number]):

@@ -5,34 +5,35 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-import operator
+from collections.abc import Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxnas.elastic.parameter import StoredSpec
 from jaxnas.elastic.width import Table, combine, constant
 from jaxnas.transform.ties import Layout, Leaf, atoms_of, mask_of
 
 
 @dataclasses.dataclass(frozen=True)
-class LayoutSpec:
+class LayoutSpec(StoredSpec):
     """The axes of a stored variable, with the methods of `jaxnas.elastic.parameter.ParameterSpec`.
 
     Attributes:
       layouts: the factors of each axis.
       table_of: the active sizes of elastic atoms.
       gate: 1 where the variable is used at all, else 0.
-      centered: atoms whose active part is their center; that of all others is a prefix.
+      kernels: atoms whose active part is their center; that of all others is a prefix.
       names: logical names of the axes: "mlp" of hidden channels.
     """
 
     layouts: tuple[Layout, ...]
     table_of: tuple[tuple[int, Table], ...]
-    gate: Table = constant(1)
-    centered: frozenset[int] = frozenset()
-    names: tuple[str | None, ...] = ()
+    gate: Table
+    kernels: frozenset[int]
+    names: tuple[str | None, ...]
     option: None = None
 
     @functools.cached_property
@@ -40,23 +41,10 @@ class LayoutSpec:
         """The active size of each axis."""
         return tuple(table_of(layout, dict(self.table_of)) for layout in self.layouts)
 
-    @functools.cached_property
-    def sizes(self) -> tuple[Table, ...]:
-        """Tables whose sum is the number of active elements."""
-        return (combine(lambda gate, *sizes: gate * math.prod(sizes), self.gate, *self.axes),)
-
     @property
-    def tables(self) -> tuple[Table, ...]:
-        """All that depends on decisions."""
-        return (*self.axes, self.gate)
-
-    def gated(self, gate: Table) -> LayoutSpec:
-        """The annotation of a variable that is in use only where `gate` is 1, too."""
-        return dataclasses.replace(self, gate=combine(operator.mul, gate, self.gate))
-
-    def shape(self, arch: dict[str, Any]) -> tuple[int, ...] | None:
-        """The active shape for a concrete hard architecture; None where the variable is not in use."""
-        return tuple(table.at_host(arch) for table in self.axes) if self.gate.at_host(arch) else None
+    def centered(self) -> tuple[int, ...]:
+        """Positions of the axes whose active part is their center."""
+        return tuple(i for i, x in enumerate(self.layouts) if len(x) == 1 and x[0][0] in self.kernels)
 
     def mask(self, arch: dict[str, jax.Array]) -> jax.Array:
         """Which stored elements are active for a hard architecture: bool, broadcastable to the shape."""
@@ -66,28 +54,22 @@ class LayoutSpec:
         """`mask` of the sizes of atoms, and of 0 or 1."""
         rank = len(self.layouts)
         mask = jnp.broadcast_to(gate > 0, [1] * rank)
-        masks = self._masks(sizes, jnp)
-        for axis, layout in enumerate(self.layouts):
-            if atoms_of(layout).keys() & masks.keys():
-                one = mask_of(layout, masks, jnp)
-                mask = mask & one.reshape([-1 if i == axis else 1 for i in range(rank)])
+        for axis, one in self._masks(sizes, jnp):
+            mask = mask & one.reshape([-1 if i == axis else 1 for i in range(rank)])
         return mask
 
     def active(self, value: Any, arch: dict[str, Any]) -> Any:
         """The active part of a stored variable that a concrete hard architecture uses."""
-        masks = self._masks({atom: table.at_host(arch) for atom, table in self.table_of}, np)
-        for axis, layout in enumerate(self.layouts):
-            if atoms_of(layout).keys() & masks.keys():
-                value = value.take(np.flatnonzero(mask_of(layout, masks)), axis)
+        for axis, mask in self._masks({atom: table.at_host(arch) for atom, table in self.table_of}, np):
+            value = value.take(np.flatnonzero(mask), axis)
         return value
 
-    def _masks(self, sizes: dict[int, Any], lib: Any) -> dict[int, Any]:
-        full = {atom: size for layout in self.layouts for atom, size in atoms_of(layout).items()}
-        return {
-            atom: active_part(full[atom], size, atom in self.centered, lib)
-            for atom, size in sizes.items()
-            if atom in full
-        }
+    def _masks(self, sizes: dict[int, Any], lib: Any) -> Iterator[tuple[int, Any]]:
+        """The active positions of each elastic axis."""
+        for axis, layout in enumerate(self.layouts):
+            if own := {a: full for a, full in atoms_of(layout).items() if a in sizes}:
+                masks = {a: active_part(full, sizes[a], a in self.kernels, lib) for a, full in own.items()}
+                yield axis, mask_of(layout, masks, lib)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,8 +103,8 @@ class TurnSpec:
         return self.specs[0].names
 
     @property
-    def centered(self) -> frozenset[int]:
-        """Atoms whose active part is their center."""
+    def centered(self) -> tuple[int, ...]:
+        """Positions of the axes whose active part is their center."""
         return self.specs[0].centered
 
     @property
@@ -173,13 +155,13 @@ class TurnSpec:
 
     def split(self, value: Any, arch: dict[str, Any]) -> tuple[Any, ...]:
         """The array of each turn, with an axis of turns of size 1, of what is stored; None where unused."""
-        rows: list[Any] = [None] * len(self.specs)
-        for place, turn in enumerate(self.by_turn(arch)):
-            if isinstance(value, dict):
-                rows[turn] = jnp.expand_dims(value[f"turn_{turn}"], self.axis)
-            else:
-                rows[turn] = jax.lax.slice_in_dim(value, place, place + 1, axis=self.axis)
-        return tuple(rows)
+        rows = {
+            turn: jnp.expand_dims(value[f"turn_{turn}"], self.axis)
+            if isinstance(value, dict)
+            else jax.lax.slice_in_dim(value, place, place + 1, axis=self.axis)
+            for place, turn in enumerate(self.by_turn(arch))
+        }
+        return tuple(map(rows.get, range(len(self.specs))))
 
 
 def active_part(full: int, size: Any, centered: bool, lib: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -15,7 +16,7 @@ import numpy as np
 from jaxnas.annotations import Annotations
 from jaxnas.choice import Choice
 from jaxnas.elastic.decisions import Decisions, static
-from jaxnas.elastic.width import Table, Width, combine, constant, joint, width
+from jaxnas.elastic.width import Table, Width, combine, constant, joint
 from jaxnas.inputs import specification
 from jaxnas.space import Arch, Space
 from jaxnas.tensors import Path, unflatten
@@ -25,7 +26,7 @@ from jaxnas.transform.evaluate import run
 from jaxnas.transform.groups import Groups, Traced
 from jaxnas.transform.models import paths
 from jaxnas.transform.places import Depth, Place, Size, Skip, places_of
-from jaxnas.transform.program import Operation
+from jaxnas.transform.program import Operation, Value
 from jaxnas.transform.sizes import NONE, Region, Sizes, outermost_first, place_of
 from jaxnas.transform.specs import LayoutSpec, TurnSpec
 from jaxnas.transform.tables import Branches, branches, gate_of, own_arch, products_of, when_read
@@ -71,7 +72,7 @@ def supernet(
       ValueError: a name that the module's own space has, a pattern that matches nothing, sizes that a group
         cannot have, a module that cannot be skipped, or a group whose extracted network differs.
     """
-    own = {} if groups.model.space is None else groups.model.space.choices
+    own = groups.own
     if both := [name for name in own if name in choices or name in (decisions or {})]:
         raise ValueError(
             f"{both[0]!r} is a decision of {groups.model.name} itself; give this one another name, or "
@@ -158,7 +159,7 @@ class Supernet:
         What a scan has by turn is a tuple. Decisions of the module itself have the values of their options.
         """
         found: dict[str, Any] = {group.name: group.size for group in self.groups}
-        if full := self.groups.model.space:
+        if full := self.groups.own:
             decided = self.space.to_dict(static(self.space))
             found |= {name: decided.get(name) for name in full}
         for place in self.places:
@@ -175,17 +176,13 @@ class Supernet:
         """Initial variables, or those that the network was analyzed with if it cannot make any."""
         model, shapes = self.groups.model, self.groups.shapes
         variables = model.variables if model.init is None else model.init(key, inputs)
-        whole = {path: _of_dtype(jnp.asarray(x), shapes[path].dtype) for path, x in paths(variables)}
+        # Weights of a file may have another dtype than new ones.
+        whole = {path: jnp.asarray(x, shapes[path].dtype) for path, x in paths(variables)}
         if self.space.cardinality > 1:
             return unflatten(whole)
         host, specs = static(self.space), self._specs
-        return unflatten(
-            {
-                path: specs[path].active(x, host)
-                for path, x in whole.items()
-                if specs[path].shape(host) is not None
-            }
-        )
+        used = {path: x for path, x in whole.items() if specs[path].shape(host) is not None}
+        return unflatten({path: specs[path].active(x, host) for path, x in used.items()})
 
     def apply(
         self,
@@ -227,7 +224,7 @@ class Supernet:
         cut = frozenset(sizes.sizes if small else sizes.widths or ())
         zero = [sizes.atoms(number) - cut for number in traced.program.inputs[: len(given)]]
         arguments = [*given, *rows, key, *decided]
-        results = run(traced.program, arguments, [*zero, *[NONE] * (len(rows) + 1 + len(decided))], sizes)
+        results, _ = run(traced.program, arguments, [*zero, *[NONE] * (len(rows) + 1 + len(decided))], sizes)
         count = traced.outputs.num_leaves
         outputs = jax.tree.unflatten(traced.outputs, results[:count])
         if mutable is False or mutable is None:
@@ -301,23 +298,17 @@ class Supernet:
 
     def _own_arch(self, arch: Arch | None, small: bool) -> dict[str, Any]:
         """The decisions of the module's own space: of NumPy for a sub-network."""
-        full = self.groups.model.space
-        if full is None:
-            return {}
-        own = own_arch(full, self._own_space, None if small else arch)
+        own = own_arch(self.groups.own, self._own_space, None if small else arch)
         return own if small else {name: jnp.asarray(x) for name, x in own.items()}
 
     @functools.cached_property
-    def _own_space(self) -> Space:
-        full = self.groups.model.space
-        return Space(**{name: self.space.choices[name] for name in (full.choices if full else ())})
+    def _own_space(self) -> Space | None:
+        own = {name: self.space.choices[name] for name in self.groups.own}
+        return Space(**own) if own else None
 
     def _branches(self, traced: Traced) -> Branches:
         """Which branches run, where decisions of the module's own space say so."""
-        full = self.groups.model.space
-        if full is None:
-            return {}
-        return branches(traced, full, self._own_space)
+        return branches(traced, self.groups.own, self._own_space)
 
     @functools.cached_property
     def _kernels(self) -> frozenset[int]:
@@ -326,13 +317,7 @@ class Supernet:
     def _widths(self, arch: Arch | None) -> dict[tuple[str, int | None], Width]:
         """The width of each place, by its name and turn."""
         read = Decisions(self.space, arch)
-        made = {}
-        for place in self.places:
-            if (found := place.within(self.space)) is not None:
-                made[place.name, place.turn] = width(place.function, *(read[key] for key in found))
-            else:  # beyond the depth of a space of one architecture
-                made[place.name, place.turn] = width(lambda: 0)
-        return made
+        return {(place.name, place.turn): place.width(self.space, read) for place in self.places}
 
     @functools.cached_property
     def tables(self) -> dict[int | None, tuple[dict[int, Table], dict[str, Table]]]:
@@ -348,15 +333,14 @@ class Supernet:
     @functools.cached_property
     def _specs(self) -> dict[Path, Any]:
         traced = self.groups.traced(self.groups.inputs, False)
-        users: dict[int, list[Operation]] = {}
+        users: dict[Value, list[Operation]] = defaultdict(list)
         for op in traced.program.operations:
             for one in op.ins:
-                if isinstance(one, int):
-                    users.setdefault(one, []).append(op)
+                users[one].append(op)
         scans, runs = list(self._scans(traced).values()), self._branches(traced)
         specs: dict[Path, Any] = {}
         for (path, layouts), number in zip(self.groups.layouts.items(), traced.program.inputs, strict=False):
-            used = [when_read(op, number, self.tables[None][1], runs) for op in users.get(number, ())]
+            used = [when_read(op, number, self.tables[None][1], runs) for op in users[number]]
             specs[path] = self._spec(layouts, used, None)
             for one in scans:
                 axis = place_of(one.scan.axis, layouts)
@@ -364,11 +348,11 @@ class Supernet:
                 if axis >= 0 and (differs or one.modules):
                     reading = list(turns.readers(one.scan, traced.program, {number}))
                     alone = tuple(() if i == axis else x for i, x in enumerate(layouts))
-                    rows = []
-                    for turn in range(one.scan.length):
-                        gates = self.tables[turn][1]
-                        spec = self._spec(alone, [gate_of(op, gates) for op in reading], turn)
-                        rows.append(spec.gated(one.runs(gates)))
+                    gates = [self.tables[turn][1] for turn in range(one.scan.length)]
+                    rows = (
+                        self._spec(alone, [gate_of(op, own) for op in reading], turn).gated(one.runs(own))
+                        for turn, own in enumerate(gates)
+                    )
                     specs[path] = TurnSpec(one.scan.axis, axis, tuple(rows))
         return specs
 
@@ -383,64 +367,61 @@ class Supernet:
     @functools.cached_property
     def _hidden(self) -> frozenset[int]:
         """Hidden channels that are axes of their own everywhere, so that they may be put in another order."""
-        axes = [layout for every in self.groups.layouts.values() for layout in every]
+        axes = (layout for every in self.groups.layouts.values() for layout in every)
         parts = {atom for x in axes for atom in atoms_of(x) if len(x) > 1 or isinstance(x[0], Sum)}
         return frozenset(one.atom for one in self.groups if one.kind == "hidden") - parts
 
     def _scans(self, traced: Traced) -> dict[int, ByTurn]:
         """The scans that have sizes or modules by turn, by the identity of their operations."""
         found: dict[int, ByTurn] = {}
+
+        def of(scan: turns.Scan) -> ByTurn:
+            return found.setdefault(id(scan.op), ByTurn(scan, [], {}, []))
+
         for name in dict.fromkeys(place.name for place in self.places if place.turn is not None):
             if name in self.groups.groups:
-                scan = turns.scan_of(traced, self.groups[name].atom)
-                found.setdefault(id(scan.op), ByTurn(scan, [], [], [])).groups.append(self.groups[name])
+                of(turns.scan_of(traced, self.groups[name].atom)).groups.append(self.groups[name])
                 continue
             program, region = regions.region_of(traced, name)
             around = turns.scan_around(traced, program)
             if around is None:
                 raise ValueError(f"{name} is skipped by turn of a scan, and with these inputs it is in none.")
-            own = found.setdefault(id(around.op), ByTurn(around, [], [], []))
-            own.modules.append((name, id(program), region))
+            of(around).modules[name] = id(program), region
             if turns.hands_on(traced, around, program, region):
-                own.whole.append(name)
+                of(around).whole.append(name)
         return found
 
     def _sizes(self, traced: Traced, widths: dict[tuple[str, int | None], Width], small: bool) -> Sizes:
-        everywhere = {name: one for (name, turn), one in widths.items() if turn is None}
-        chosen = {self.groups[n].atom: w for n, w in everywhere.items() if n in self.groups.groups}
         gates: dict[int, list[tuple[Region, Any]]] = {}
-        switched_gates = {}
-        for name, gate in everywhere.items():
-            if name not in self.groups.groups:
+        chosen, switched_gates = {}, {}
+        for name, one in ((name, one) for (name, turn), one in widths.items() if turn is None):
+            if name in self.groups.groups:
+                chosen[self.groups[name].atom] = one
+            else:
                 program, region = regions.region_of(traced, name)
-                switched_gates[region] = gate
-                gates.setdefault(id(program), []).append((region, gate_of_width(gate)))
+                switched_gates[region] = one
+                gates.setdefault(id(program), []).append((region, gate_of_width(one)))
         gates = {program: outermost_first(found) for program, found in gates.items()}
         scans, constants = self._scans(traced), traced.trace.constants
         if small:
             sizes = {atom: w.maximum for atom, w in chosen.items()}
             made = Sizes(traced.layouts, sizes, None, gates, constants, self._kernels)
-            for one in scans.values():
-                made = one.small(made, widths)
+            for scan in scans.values():
+                made = scan.small(made, widths)
             return made
         full = {group.atom: group.size for group in self.groups}
         masks = {atom: mask_of_width(w, full[atom], atom in self._kernels) for atom, w in chosen.items()}
-        sizes = {atom: size_of_mask(mask) for atom, mask in masks.items()}
-        hard, switched = not any(joint(w).is_soft for w in widths.values()), None
-        if self.form == "switch" and hard:
+        sizes, switched = {atom: size_of_mask(mask) for atom, mask in masks.items()}, None
+        if self.form == "switch" and not any(joint(w).is_soft for w in widths.values()):
             switched = {atom: w for atom, w in chosen.items() if atom not in self._kernels}
         by_turn = {key: one.masked(widths, switched is not None) for key, one in scans.items()}
-        for one in by_turn.values():
-            sizes, masks = {**sizes, **one.rows.sizes}, {**masks, **one.rows.masks}
-        own_gates = {} if switched is None else switched_gates
+        for scan in by_turn.values():
+            sizes, masks = {**sizes, **scan.rows.sizes}, {**masks, **scan.rows.masks}
+        if switched is None:
+            switched_gates = {}
         return Sizes(
-            traced.layouts, sizes, masks, gates, constants, self._kernels, switched, own_gates, by_turn
+            traced.layouts, sizes, masks, gates, constants, self._kernels, switched, switched_gates, by_turn
         )
-
-
-def _of_dtype(x: jax.Array, dtype: Any) -> jax.Array:
-    """A new variable in the dtype of the analyzed one: weights of a file may have another than new ones."""
-    return x if x.dtype == dtype else x.astype(dtype)
 
 
 def _with_batch(sizes: Sizes, traced: Traced, batch: Any, small: bool) -> Sizes:

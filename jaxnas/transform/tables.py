@@ -11,7 +11,8 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import types
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -26,99 +27,95 @@ from jaxnas.space import Arch, Space
 from jaxnas.transform import regions
 from jaxnas.transform.groups import Traced
 from jaxnas.transform.program import CUSTOM, REMAT, Constant, Operation, Program, Value, is_key
+from jaxnas.transform.rules import contracted
 from jaxnas.transform.specs import table_of
-from jaxnas.transform.ties import Layout, atoms_of
+from jaxnas.transform.ties import atoms_of
 from jaxnas.transform.turns import ByTurn
 
 _Key = tuple[str, int | None]  # a decision by its name and position
+Choices = Mapping[str, Choice]
 Branches = Mapping[int, Table]  # by the identity of a `cond`, which of its branches runs
 _ALIGNED = (*REMAT, *CUSTOM)
 _LARGEST, _SMALL = 1 << 16, 1 << 10  # entries of a table, and of an array that it is computed from
 
 
-def own_arch(full: Space, now: Space, arch: Arch | None) -> dict[str, Any]:
+def own_arch(own: Choices, now: Space | None, arch: Arch | None) -> dict[str, Any]:
     """The module's part of an architecture, over all options that the module has.
 
     Args:
-      full: the module's space.
-      now: a space with the same decisions, and perhaps fewer options and positions.
+      own: the module's choices.
+      now: a space with the same decisions, and perhaps fewer options and positions; None of no decisions.
       arch: of `now`; None if that has only one.
 
     Returns:
       Arrays by name; of NumPy where `now` has one architecture.
     """
-    host = arch is None or now.cardinality == 1
-    values: Mapping[str, Any] = static(now) if arch is None or host else arch
-    lib = np if host else jnp
-    return {
-        name: _among(choice, now.choices[name], values[name], lib) for name, choice in full.choices.items()
-    }
+    if now is None:
+        return {}
+    lib, values = (np, static(now)) if arch is None or now.cardinality == 1 else (jnp, arch)
+    return {name: _among(choice, now.choices[name], values[name], lib) for name, choice in own.items()}
 
 
-def covering(full: Space | None) -> list[dict[str, Any]]:
-    """Hard decisions that take each option of a module's own space once; [{}] of a module without one."""
-    choices = {} if full is None else full.choices
-    counts = {name: [len(x.options_at(i)) for i in range(x.length or 1)] for name, x in choices.items()}
+def covering(own: Choices) -> list[dict[str, Any]]:
+    """Hard decisions that take each option of a module's own choices once; [{}] of a module without any."""
+    counts = {name: [len(x.options_at(i)) for i in range(x.length or 1)] for name, x in own.items()}
+
+    def decided(number: int, name: str) -> np.ndarray:
+        return np.array([number % n for n in counts[name]], np.int32).reshape(own[name].shape)
+
     most = max((count for row in counts.values() for count in row), default=1)
-    return [
-        {
-            name: np.array([k % n for n in row], np.int32).reshape(choices[name].shape)
-            for name, row in counts.items()
-        }
-        for k in range(most)
-    ]
+    return [{name: decided(number, name) for name in own} for number in range(most)]
 
 
 def _among(full: Choice, now: Choice, value: Any, lib: Any) -> Any:
     """Indices, or weights, of the options of one choice among those of another one that has more."""
-    length = full.length or 1
+    length, given = full.length or 1, lib.asarray(value)
     rows = [_left(full, now, i) for i in range(length)]
     if all(row == list(range(len(full.options_at(i)))) for i, row in enumerate(rows)):
-        return lib.asarray(value)
-    given = lib.asarray(value)
+        return given
     given = given[None] if full.length is None else given
+    table = np.zeros((len(given), max(map(len, rows))), np.int32)
+    places = np.zeros((*table.shape, full.width))
+    for i, row in enumerate(rows[: len(given)]):
+        table[i, : len(row)] = row
+        places[i, np.arange(len(row)), row] = 1
     if lib is jnp and jnp.issubdtype(given.dtype, jnp.floating):
-        places = np.zeros((len(given), given.shape[1], full.width))
-        for i, row in enumerate(rows[: len(given)]):
-            places[i, np.arange(len(row)), row] = 1
-        made = jnp.einsum("lk,lkf->lf", given, jnp.asarray(places, given.dtype))
+        places = jnp.asarray(places[:, : given.shape[1]], given.dtype)
+        made = jnp.einsum("lk,lkf->lf", given, places)
     else:
-        table = np.zeros((len(given), max(map(len, rows))), np.int32)
-        for i, row in enumerate(rows[: len(given)]):
-            table[i, : len(row)] = row
         made = lib.asarray(table)[np.arange(len(given)), given]
     if missing := length - len(given):  # beyond the depth
         made = lib.concatenate([made, lib.zeros((missing, *made.shape[1:]), made.dtype)])
     return made if full.length is not None else lib.asarray(made[0])  # no scalar of NumPy
 
 
-def branches(traced: Traced, full: Space, now: Space) -> Branches:
+def branches(traced: Traced, own: Choices, now: Space | None) -> Branches:
     """For each `cond` whose branch follows from decisions alone, which one runs, as a table.
 
     Args:
       traced: with hard decisions.
-      full: the module's space.
-      now: the space that tables are over.
+      own: the module's choices.
+      now: the space that tables are over; None of no decisions.
 
     Raises:
       ValueError: a branch depends on several decisions at once, or on too many for a table.
     """
     conds = [op for op in traced.program.nested() if op.name == "cond"]
-    if not conds:
+    if now is None or not conds:
         return {}
-    run = _probe(traced, conds, full)
+    run = _probe(traced, conds, own)
     options = {
         (name, None if choice.length is None else i): _left(choice, now.choices[name], i)
-        for name, choice in full.choices.items()
+        for name, choice in own.items()
         for i in range(choice.length or 1)
     }
     first, reads = run({}), [list[_Key]() for _ in conds]
-    for key in options:
-        choice = full.choices[key[0]]
-        flips = [run({key: index}) for index in range(1, len(choice.options_at(key[1] or 0)))]
-        for number, own in enumerate(reads):
+    for name, position in options:
+        count = len(own[name].options_at(position or 0))
+        flips = [run({(name, position): index}) for index in range(1, count)]
+        for number, read in enumerate(reads):
             if any(flip[number] != first[number] for flip in flips):
-                own.append(key)
+                read.append((name, position))
     found: dict[int, Table] = {}
     for keys in dict.fromkeys(map(tuple, reads)):
         counts = tuple(len(options[key]) for key in keys)
@@ -129,52 +126,44 @@ def branches(traced: Traced, full: Space, now: Space) -> Branches:
             for index in np.ndindex(*counts)
         ]
         free = [i for i, count in enumerate(counts) if count > 1]
+        names, sizes = tuple(keys[i] for i in free), tuple(counts[i] for i in free)
         for number, op in enumerate(conds):
-            values = [index for one in cases if (index := one[number]) is not None]
+            values = tuple(index for one in cases if (index := one[number]) is not None)
             if tuple(reads[number]) == keys and values:
-                names, sizes = tuple(keys[i] for i in free), tuple(counts[i] for i in free)
-                found[id(op)] = Table(names, sizes, tuple(values))
-    _check_alone(conds, found, run, options)
-    return found
-
-
-def _probe(
-    traced: Traced, conds: Sequence[Operation], full: Space
-) -> Callable[[Mapping[_Key, int]], list[int | None]]:
-    """From decisions by index, the others being 0, to the branch of each `cond`; None where arrays decide."""
-    program, inputs = traced.program, traced.program.inputs[-len(full) :]
-    constants = {n: x for n, x in traced.trace.constants.items() if np.size(x) <= _SMALL and not is_key(x)}
-    _follow(program, constants)
-
-    def run(decided: Mapping[_Key, int]) -> list[int | None]:
-        arch = {name: np.zeros(choice.length or (), np.int32) for name, choice in full.choices.items()}
-        for (name, position), index in decided.items():
-            arch[name][() if position is None else position] = index
-        known = constants | dict(zip(inputs, arch.values(), strict=True))
-        _follow(program, known)
-        read = [op.ins[0].value if isinstance(op.ins[0], Constant) else known.get(op.ins[0]) for op in conds]
-        last = [len(op.bodies) - 1 for op in conds]
-        return [None if x is None else min(max(int(x), 0), n) for x, n in zip(read, last, strict=True)]
-
-    return run
-
-
-def _check_alone(conds: Sequence[Operation], found: Branches, run: Any, options: Mapping[_Key, Any]) -> None:
-    """Compares the tables, which are over what changes a branch alone, with random decisions."""
+                found[id(op)] = Table(names, sizes, values)
     random = np.random.default_rng(0)
-    for _ in range(16):
+    for _ in range(16):  # the tables are over what changes a branch alone
         places = {key: int(random.integers(len(left))) for key, left in options.items()}
         runs = run({key: options[key][place] for key, place in places.items()})
         for op, branch in zip(conds, runs, strict=True):
             table = found.get(id(op))
-            if table is None:
-                continue
-            index = tuple(places[key] for key in table.names)
-            if table.array()[index] != branch:
+            if table is not None and table.array()[tuple(places[key] for key in table.names)] != branch:
                 raise ValueError(
                     f"{'/'.join(op.scope)} has a branch that depends on several decisions at once. Choose "
                     "between blocks by one decision each, as jaxnas.elastic.Mixture does."
                 )
+    return found
+
+
+def _probe(
+    traced: Traced, conds: Sequence[Operation], own: Choices
+) -> Callable[[Mapping[_Key, int]], list[int | None]]:
+    """From decisions by index, the others being 0, to the branch of each `cond`; None where arrays decide."""
+    program, inputs = traced.program, traced.program.inputs[-len(own) :]
+    constants = {n: x for n, x in traced.trace.constants.items() if np.size(x) <= _SMALL and not is_key(x)}
+    _follow(program, constants)
+
+    def run(decided: Mapping[_Key, int]) -> list[int | None]:
+        arch = {name: np.zeros(choice.length or (), np.int32) for name, choice in own.items()}
+        for (name, position), index in decided.items():
+            arch[name][() if position is None else position] = index
+        known = constants | dict(zip(inputs, arch.values(), strict=True))
+        _follow(program, known)
+        read = [_value(op.ins[0], known) for op in conds]
+        last = [len(op.bodies) - 1 for op in conds]
+        return [None if x is None else min(max(int(x), 0), n) for x, n in zip(read, last, strict=True)]
+
+    return run
 
 
 def _left(choice: Choice, now: Choice, position: int) -> list[int]:
@@ -184,54 +173,46 @@ def _left(choice: Choice, now: Choice, position: int) -> list[int]:
     return [choice.options_at(position).index(option) for option in now.options_at(position)]
 
 
-def _inner(op: Operation, number: int) -> Iterator[tuple[int, Program, int]]:
-    """The bodies that an operation hands an operand on to, with their places and its number there."""
-    ins = op.ins[1:] if op.name == "cond" else op.ins
-    for place, body in enumerate(op.bodies):
-        yield from ((place, body, x) for one, x in zip(ins, body.inputs, strict=True) if one == number)
-
-
 def when_read(op: Operation, number: int, gates: dict[str, Table], runs: Branches) -> Table:
     """When an operation reads an operand: where the modules around it run, and a branch that reads it."""
     gate = gate_of(op, gates)
     if not runs or not (op.name == "cond" or op.name in _ALIGNED):
         return gate
-    found = [constant(0)]
-    for place, body, inside in _inner(op, number):
-        used = [when_read(one, inside, gates, runs) for one in body.operations if inside in one.ins]
-        used += [constant(1)] if inside in body.outputs else []
-        found += [combine(operator.mul, _taken(op, place, runs), one) for one in used]
+    found, which = [constant(0)], runs.get(id(op))
+    for place, body in enumerate(op.bodies):
+        taken = constant(1) if which is None else combine(lambda index, i=place: int(index == i), which)
+        for one, inside in zip(op.handed(place, op.ins), body.inputs, strict=True):
+            if one == number:
+                used = [when_read(x, inside, gates, runs) for x in body.operations if inside in x.ins]
+                used += [constant(1)] if inside in body.outputs else []
+                found += [combine(operator.mul, taken, table) for table in used]
     return combine(operator.mul, gate, combine(lambda *x: max(x), *dict.fromkeys(found)))
 
 
-def _taken(op: Operation, place: int, runs: Branches) -> Table:
-    """1 where a body of an operation runs, else 0, as far as decisions say."""
-    which = runs.get(id(op))
-    return constant(1) if which is None else combine(lambda index: int(index == place), which)
+def _value(one: Value, known: Mapping[Value, Any]) -> Any:
+    return one.value if isinstance(one, Constant) else known.get(one)
 
 
 def _follow(program: Program, known: dict[int, Any]) -> None:
     """Computes what follows from known arrays alone, also within the bodies of a program."""
 
-    def value(one: Value) -> Any:
-        return one.value if isinstance(one, Constant) else known.get(one)
+    def add(numbers: Sequence[int], values: Iterable[Any]) -> None:
+        known.update((number, x) for number, x in zip(numbers, values, strict=True) if x is not None)
 
     for op in program.operations:
-        given = list(map(value, op.ins))
+        given = [_value(one, known) for one in op.ins]
         if op.name == "cond" or op.name in _ALIGNED:
-            for body in op.bodies:
-                own = zip(body.inputs, given[1:] if op.name == "cond" else given, strict=True)
-                known |= {number: x for number, x in own if x is not None}
+            for place, body in enumerate(op.bodies):
+                add(body.inputs, op.handed(place, given))
                 _follow(body, known)
             if op.name in _ALIGNED:
-                outs = zip(op.outs, map(value, op.bodies[0].outputs), strict=True)
-                known |= {out: x for out, x in outs if x is not None}
+                add(op.outs, [_value(one, known) for one in op.bodies[0].outputs])
         elif not op.bodies and op.outs and op.outs[0] not in known and all(x is not None for x in given):
             if given and all(_is_small(v.aval) for v in op.eqn.outvars) and not op.eqn.effects:
                 with jax.ensure_compile_time_eval():
                     typed = zip(given, op.eqn.invars, strict=True)
                     made = op.bind([jnp.asarray(x, v.aval.dtype) for x, v in typed])
-                known |= dict(zip(op.outs, map(np.asarray, made), strict=True))
+                add(op.outs, map(np.asarray, made))
 
 
 def _is_small(aval: Any) -> bool:
@@ -285,16 +266,11 @@ def products_of(
 
 def _product(op: Operation, layouts: Any, tables: dict[int, Table]) -> Table:
     """The multiply-accumulates of one product: the count at full size, with its elastic factors exchanged."""
-    full = products.total(_alone(op.eqn)).least
-    factors: list[Layout] = list(layouts[op.outs[0]])
+    full = products.total(types.SimpleNamespace(eqns=[op.eqn])).least
+    factors = [*layouts[op.outs[0]], *(layouts[op.ins[1]][place] for _, place in contracted(op.eqn))]
     whole, sizes = 1, []
-    if op.name == "dot_general":
-        contracted = op.eqn.params["dimension_numbers"][0][0]
-        factors += [layouts[op.ins[0]][place] for place in contracted]
-    elif op.name == "conv_general_dilated":
-        inputs, *window = op.eqn.params["dimension_numbers"].rhs_spec[1:]
-        factors.append(layouts[op.ins[1]][inputs])
-        for axis, place in enumerate(window):
+    if op.name == "conv_general_dilated":
+        for axis, place in enumerate(op.eqn.params["dimension_numbers"].rhs_spec[2:]):
             if atoms_of(layout := layouts[op.ins[1]][place]).keys() & tables.keys():
                 of_size = functools.partial(products.taps, op.eqn, axis)
                 whole, sizes = whole * of_size(), [*sizes, combine(of_size, table_of(layout, tables))]
@@ -302,10 +278,3 @@ def _product(op: Operation, layouts: Any, tables: dict[int, Table]) -> Table:
     whole *= math.prod(math.prod(factor.size for factor in layout) for layout in elastic)
     sizes += [table_of(layout, tables) for layout in elastic]
     return combine(lambda *now: full // whole * math.prod(now), *sizes) if sizes else constant(full)
-
-
-class _alone:
-    """A program of one equation, to be counted."""
-
-    def __init__(self, eqn: Any):
-        self.eqns = [eqn]

@@ -230,13 +230,13 @@ class ByTurn:
     Attributes:
       scan: in one traced program.
       groups: with a size by turn.
-      modules: that may be skipped by turn: the name, the identity of the program that it is in, the region.
+      modules: that may be skipped by turn, with the identity of the program that each is in, and its region.
       whole: the modules without which a turn only hands its carry on.
     """
 
     scan: Scan
     groups: list[Group]
-    modules: list[tuple[str, int, Region]]
+    modules: dict[str, tuple[int, Region]]
     whole: list[str]
 
     def runs(self, gates: dict[str, Table]) -> Table:
@@ -256,35 +256,28 @@ class ByTurn:
             stacked = _stacked(own)
             if switched and not centered and stacked is not None and not stacked.is_fixed:
                 products[group.atom] = stacked
-        each = [self._each(widths, name) for name, _, _ in self.modules]
+        each = (self._each(widths, name) for name in self.modules)
         gates = tuple(jnp.stack([jnp.asarray(gate_of_width(w)) for w in own]) for own in each)
         row = Row({atom: size_of_mask(mask) for atom, mask in masks.items()}, masks, products, gates)
-        return Turns(self.scan.axis, tuple((program, region) for _, program, region in self.modules), row)
+        return Turns(self.scan.axis, tuple(self.modules.values()), row)
 
     def small(self, sizes: Sizes, widths: Mapping[Any, Width]) -> Sizes:
         """Sizes at small shapes: those of the scan where its turns are alike, or else a row for each turn."""
-        names = [*(group.name for group in self.groups), *(name for name, _, _ in self.modules)]
+        names = [*(group.name for group in self.groups), *self.modules]
         now = {name: [w.maximum for w in self._each(widths, name)] for name in names}
         kept = tuple(t for t in range(self.scan.length) if all(now[name][t] for name in self.whole))
-        rows = [
-            Row(
-                {group.atom: now[group.name][turn] for group in self.groups},
-                {},
-                {},
-                tuple(bool(now[name][turn]) for name, _, _ in self.modules),
-            )
-            for turn in range(self.scan.length)
-        ]
-        places = tuple((program, region) for _, program, region in self.modules)
-        if any(rows[turn] != rows[kept[0]] for turn in kept):
-            made = Turns(self.scan.axis, places, rows, kept)
-            return dataclasses.replace(sizes, turns={**sizes.turns, id(self.scan.op): made})
-        made = Turns(self.scan.axis, places, [], kept)
-        if kept:
-            sizes = dataclasses.replace(sizes.at(made, rows[kept[0]]), turns=sizes.turns)
-        if len(kept) < self.scan.length:
+        rows = []
+        for turn in range(self.scan.length):
+            active = {group.atom: now[group.name][turn] for group in self.groups}
+            rows.append(Row(active, {}, {}, tuple(bool(now[name][turn]) for name in self.modules)))
+        alike = all(rows[turn] == rows[kept[0]] for turn in kept)
+        made = Turns(self.scan.axis, tuple(self.modules.values()), [] if alike else rows, kept)
+        found = {**sizes.turns, id(self.scan.op): made}
+        if alike and kept:
+            sizes = sizes.at(made, rows[kept[0]])
+        if alike and len(kept) < self.scan.length:
             sizes = dataclasses.replace(sizes, sizes={**sizes.sizes, self.scan.axis: len(kept)})
-        return dataclasses.replace(sizes, turns={**sizes.turns, id(self.scan.op): made})
+        return dataclasses.replace(sizes, turns=found)
 
 
 def _stacked(widths: list[Width]) -> Width | None:
@@ -293,13 +286,13 @@ def _stacked(widths: list[Width]) -> Width | None:
     if any((w.table.counts, w.table.values) != (first.table.counts, first.table.values) for w in widths):
         return None
     # Negative positions, since the first turn's decision is another one where it is read outside of the scan.
-    names = [tuple((name, None if i is None else -1 - i) for name, i in first.table.names)]
-    columns = list(zip(*(w.table.names for w in widths), strict=True))
+    names = tuple((name, None if i is None else -1 - i) for name, i in first.table.names)
+    columns = zip(*(w.table.names for w in widths), strict=True)
     values: dict[tuple[str, int | None], Any] = {
         name: jnp.stack([jnp.asarray(w.values[own]) for w, own in zip(widths, column, strict=True)])
-        for name, column in zip(names[0], columns, strict=True)
+        for name, column in zip(names, columns, strict=True)
     }
-    return Width(dataclasses.replace(first.table, names=names[0]), values)
+    return Width(dataclasses.replace(first.table, names=names), values)
 
 
 def size_of_mask(mask: Any) -> Any:

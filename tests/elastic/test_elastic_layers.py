@@ -14,8 +14,9 @@ import tiers
 from small_nets import difference, jit, normal, take
 
 from jaxnas import Choice, Space
-from jaxnas.elastic import Attention, BatchNorm, Conv, Decision, Decisions, Dense, Embedding, fixed, width
+from jaxnas.elastic import Attention, BatchNorm, Conv, Decisions, Dense, Embedding, fixed, width
 from jaxnas.elastic.convolution import center as center
+from jaxnas.elastic.width import Decision
 
 torch = pytest.importorskip("torch")
 from torch.nn import functional as F  # noqa: E402

@@ -5,7 +5,8 @@ import jax
 import jax.numpy as jnp
 import refusals
 
-from jaxnas.elastic import Attention, Conv, Decision, Mixture, fixed, run, width
+from jaxnas.elastic import Attention, Conv, Mixture, fixed, run, width
+from jaxnas.elastic.width import Decision
 
 KEY = jax.random.key(0)
 

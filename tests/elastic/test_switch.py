@@ -9,7 +9,8 @@ import pytest
 import tiers
 from small_nets import difference, jit, normal, take
 
-from jaxnas.elastic import Decision, run, width
+from jaxnas.elastic import run
+from jaxnas.elastic.width import Decision, width
 
 IN, OUT, TAPS = (2, 3, 5), (1, 2, 4, 6), (1, 3)
 

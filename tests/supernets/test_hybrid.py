@@ -11,7 +11,7 @@ from small_nets import difference, jit, normal
 
 import jaxnas
 from jaxnas import Choice, Space, data, runs, spaces, supernets, tasks, tensors, training
-from jaxnas.elastic import Decision, fixed
+from jaxnas.elastic.width import Decision, fixed
 from jaxnas.network import annotated
 from jaxnas.supernets import hybrid
 from jaxnas.supernets.hybrid import Stage
