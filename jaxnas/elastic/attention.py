@@ -171,10 +171,8 @@ def relative_entries(by_row: jax.Array, by_column: jax.Array, grid: tuple[int, i
 class _Attend:
     """Self-attention from x [B, T, E] to [B, T, E], a function for `run`.
 
-    The other operands are what may be seen, bool [B or 1, T or 1, T]; ones [D]; kernels [E, H, D], [E, K, D]
-    and [E, K, D] and biases [H, D], [K, D] and [K, D] of queries, keys and values; kernel [H, D, E] and bias
-    [E] of the projection. Queries, keys and values, the attention weights [B, H, T, T] and the heads' outputs
-    are kept for the backward pass.
+    The other operands are what may be seen, bool [B or 1, T or 1, T]; ones [D]; kernels [E, heads, D] and
+    biases [heads, D] of queries, keys and values; kernel [H, D, E] and bias [E] of the projection.
     """
 
     dtype: Any
@@ -271,23 +269,15 @@ class Attention(nn.Module):
         visible = jnp.tri(tokens, dtype=bool)[None] if self.causal else jnp.ones((1, 1, tokens), bool)
         if mask is not None:
             visible = visible & (mask[:, None, :] if mask.ndim == 2 else mask)
-        zeros = nn.initializers.zeros
-        of = {"query": heads, "key": kv_heads, "value": kv_heads}
-        lecun = nn.initializers.lecun_normal
+        zeros, lecun = nn.initializers.zeros, nn.initializers.lecun_normal
         into_heads = self.kernel_init or lecun(in_axis=0, out_axis=(1, 2))
         out_of_heads = self.kernel_init or lecun(in_axis=(0, 1), out_axis=2)
-        kernels = [
-            parameter(self, f"{name}_kernel", into_heads, (embed, number, head_dim), gate=gate)
-            for name, number in of.items()
-        ]
-        biases = [
-            parameter(self, f"{name}_bias", zeros, (number, head_dim), gate=gate)
-            for name, number in of.items()
-        ]
-        projection = (
-            parameter(self, "out_kernel", out_of_heads, (heads, head_dim, embed), gate=gate),
-            parameter(self, "out_bias", zeros, (embed,), gate=gate),
-        )
+        own = functools.partial(parameter, self, gate=gate)
+        of = {"query": heads, "key": kv_heads, "value": kv_heads}
+        kernels = [own(f"{name}_kernel", into_heads, (embed, n, head_dim)) for name, n in of.items()]
+        biases = [own(f"{name}_bias", zeros, (n, head_dim)) for name, n in of.items()]
+        kernel = own("out_kernel", out_of_heads, (heads, head_dim, embed))
+        bias = own("out_bias", zeros, (embed,))
 
         def macs(e: int, h: int, k: int, d: int) -> int:
             return tokens * d * (2 * e * (h + k) + 2 * tokens * h)
@@ -303,7 +293,8 @@ class Attention(nn.Module):
             jnp.ones(head_dim.maximum),
             *kernels,
             *biases,
-            *projection,
+            kernel,
+            bias,
             gate=gate,
             maskable=("embed", "dim"),
             max_branches=max_branches,

@@ -155,7 +155,7 @@ class Conv(nn.Module):
             depthwise convolution.
         """
         self._check(width_in, width_out, size)
-        # The sizes from the largest down to the smallest of this layer: a matrix leads from each to the next.
+        # The sizes from the largest to the smallest of this layer: a matrix leads from each to the next.
         chain = sorted((k for k in self.transformed if k >= min(size.table.values)), reverse=True)
         # A transformed kernel depends on all taps of the first size at which a matrix is applied to it.
         stored = combine(lambda k: k if k == max(chain, default=k) else max(k, *chain[1:2]), size.table)
@@ -177,41 +177,33 @@ class Conv(nn.Module):
             operands.append(parameter(self, name, _identity, (taps_of, taps_of), gate=in_use))
             names.append("...")
             products.append(combine(lambda on, smaller=smaller: on * smaller**4, on))
-        function = _Convolve(
-            self.strides, self.depthwise, self.symmetric, self.use_bias, tuple(chain), self.dtype
-        )
-        first = "batch rows columns out" if self.depthwise else "batch rows columns in"
-        widths = {"out": width_out, "size": size} if self.depthwise else {"in": width_in, "out": width_out}
+        static = self.strides, self.depthwise, self.symmetric, self.use_bias, tuple(chain), self.dtype
+        widths = {"out": width_out} if self.depthwise else {"in": width_in, "out": width_out}
         y = run(
-            function,
-            f"{first}, {', '.join(names)} -> batch rows columns out",
+            _Convolve(*static),
+            f"batch rows columns {next(iter(widths))}, {', '.join(names)} -> batch rows columns out",
             widths | {"size": size},
             x,
             *operands,
             gate=gate,
-            maskable=("out",) if self.depthwise else ("in", "out"),
+            maskable=tuple(widths),
             max_branches=3 * len(set(size.table.values)) if max_branches is None else max_branches,
         )
         places = y.shape[1] * y.shape[2]
-        record_macs(
-            self,
-            combine(
-                lambda g, k, i, o, *transforms: i * o * (g * places * k * k + sum(transforms)),
-                used,
-                size.table,
-                inner.table,
-                width_out.table,
-                *products,
-            ),
-        )
+
+        def macs(g: int, k: int, i: int, o: int, *transforms: int) -> int:
+            return i * o * (g * places * k * k + sum(transforms))
+
+        record_macs(self, combine(macs, used, size.table, inner.table, width_out.table, *products))
         return y
 
     def _check(self, width_in: Width, width_out: Width, size: Width) -> None:
         name, sizes = self.name or type(self).__name__, sorted(set(size.table.values))
-        if len({one % 2 for one in (*sizes, *self.transformed)}) > 1:
+        every = sorted({*sizes, *self.transformed})
+        if len({one % 2 for one in every}) > 1:
             raise ValueError(
-                f"{name} has kernels of the sizes {sorted({*sizes, *self.transformed})}. A smaller kernel is "
-                "the center of a larger one, so give only odd sizes or only even ones."
+                f"{name} has kernels of the sizes {every}. A smaller kernel is the center of a larger one, "
+                "so give only odd sizes or only even ones."
             )
         if self.transformed and not set(sizes) <= set(self.transformed):
             raise ValueError(f"{name} has kernels of the sizes {sizes}, but transformed={self.transformed}.")

@@ -84,13 +84,7 @@ class BatchNorm(nn.Module):
 
     @nn.compact
     def __call__(
-        self,
-        x: jax.Array,
-        width: Width,
-        *,
-        train: bool,
-        gate: Width | None = None,
-        max_branches: int = 3,
+        self, x: jax.Array, width: Width, *, train: bool, gate: Width | None = None, max_branches: int = 3
     ) -> jax.Array:
         """Normalizes x [..., maximum] over all axes but the last; zero beyond the active channels.
 

@@ -41,6 +41,11 @@ class Plan:
     maskable: tuple[str, ...]
     masked: Callable[..., Any] | None
 
+    @property
+    def largest(self) -> Sizes:
+        """The largest size of each width."""
+        return tuple(map(max, zip(*(row for row in self.rows if row is not None), strict=True)))
+
 
 @dataclasses.dataclass(frozen=True)
 class _Method:

@@ -102,10 +102,13 @@ def run(
     plan = make_plan(function, axes, tuple(widths), rows, maskable, max_branches, by_value(masked))
     with jax.named_scope(ELASTIC_SCOPE):
         if gate is not None and not gate.maximum:  # no architecture of the space runs it
-            return _at(plan, None, {}, operands, _return)
+            return _zeros(_outputs_like(plan, operands))
         if masked is not None and (choice.is_soft or (max_branches == 1 and len(rows) > 1)):
             outputs = masked(dict(zip(widths, sizes.masks(), strict=True)), *operands)
-            return outputs if choice is sizes or gate is None else _gated(outputs, gate)
+            if choice is sizes or gate is None:
+                return outputs
+            factor = gate.mask()[0]
+            return jax.tree.map(lambda y: y * factor.astype(y.dtype), outputs)
         if choice.is_soft:
             return _expected(plan, choice, operands)
         if isinstance(index, int):
@@ -113,11 +116,6 @@ def run(
         if len(plan.branches) == 1:
             return _branch(plan, 0, index, operands, _return)
         return _switched(plan, index, *operands)
-
-
-def _gated(outputs: Any, gate: Width) -> Any:
-    factor = gate.mask()[0]
-    return jax.tree.map(lambda y: y * factor.astype(y.dtype), outputs)
 
 
 # ---- One branch.
@@ -130,13 +128,9 @@ def _return(x: jax.Array) -> jax.Array:
 def _branch(plan: Plan, number: int, row: jax.Array | int | None, operands: Any, keep: Keep) -> Any:
     """The outputs, with zeros behind, at the sizes of a branch; of a soft choice (no row) without masks."""
     sizes = plan.branches[number]
-    masks = {} if row is None or sizes is None else _masks(plan, number, sizes, row)
-    return _at(plan, sizes, masks, operands, keep)
-
-
-def _at(plan: Plan, sizes: Sizes | None, masks: dict[str, jax.Array], operands: Any, keep: Keep) -> Any:
     if sizes is None:
         return _zeros(_outputs_like(plan, operands))
+    masks = {} if row is None else _masks(plan, number, sizes, row)
     active = dict(zip(plan.names, sizes, strict=True))
     parts = [
         _mask(_gather(_cut(x, axes, active), axes, plan.operand_axes[0]), axes, masks)
@@ -210,12 +204,6 @@ def _mask(x: jax.Array, axes: Axes, masks: dict[str, jax.Array]) -> jax.Array:
     return x
 
 
-def _largest(plan: Plan, operands: Any, keep: Keep) -> Any:
-    sizes = [row for row in plan.rows if row is not None]
-    active = dict(zip(plan.names, map(max, zip(*sizes, strict=True)), strict=True))
-    return plan.function(*operands, **_asked(plan.function, active, keep))
-
-
 @functools.partial(jax.jit, static_argnums=0)
 def _traced(plan: Plan, *operands: jax.Array) -> tuple[Any, tuple[jax.Array, ...]]:
     """The outputs of the function at its largest size and what it keeps; only their shapes are asked for.
@@ -223,8 +211,9 @@ def _traced(plan: Plan, *operands: jax.Array) -> tuple[Any, tuple[jax.Array, ...
     Under `jit`, since JAX then keeps the shapes: every branch of every layer of one form asks for the same.
     """
     kept: list[jax.Array] = []
-    outputs = _largest(plan, operands, functools.partial(_record, kept))
-    return outputs, tuple(kept)
+    active = dict(zip(plan.names, plan.largest, strict=True))
+    asked = _asked(plan.function, active, functools.partial(_record, kept))
+    return plan.function(*operands, **asked), tuple(kept)
 
 
 def _outputs_like(plan: Plan, operands: Any) -> Any:
@@ -362,8 +351,7 @@ def _switch(plan: Plan, branch: Callable[..., Any], row: jax.Array, operands: An
 def _masked(plan: Plan, row: jax.Array, operands: Any) -> Any:
     """The written masked function at a row; zeros where it is skipped."""
     assert plan.masked is not None
-    full = tuple(map(max, zip(*(one for one in plan.rows if one is not None), strict=True)))
-    masks = masks_of_row(tuple(full if one is None else one for one in plan.rows), row)
+    masks = masks_of_row(tuple(plan.largest if one is None else one for one in plan.rows), row)
     outputs = plan.masked(dict(zip(plan.names, masks, strict=True)), *operands)
     runs = jnp.asarray([one is not None for one in plan.rows])[row]
     return jax.tree.map(lambda y: jnp.where(runs, y, jnp.zeros((), y.dtype)), outputs)
@@ -415,12 +403,8 @@ def _expected(plan: Plan, choice: Joint, operands: Any) -> Any:
     for number, sizes in enumerate(plan.branches):
         if sizes is None:
             continue
-        own = np.array(
-            [
-                not skip and plan.branch_of[plan.rows.index(row)] == number
-                for row, skip in zip(rows, skipped, strict=True)
-            ]
-        )
+        pairs = zip(rows, skipped, strict=True)
+        own = np.array([not skip and plan.branch_of[plan.rows.index(row)] == number for row, skip in pairs])
         chosen = weights * jnp.asarray(own, weights.dtype)  # [rows]
         leaves, structure = jax.tree.flatten(_branch(plan, number, None, operands, _return))
         output_axes = plan.output_axes or (None,) * len(leaves)

@@ -392,9 +392,7 @@ def fft(ties: Ties, eqn: Any, ins: list[Axes]) -> list[Axes]:
     plain = len(ins[0]) - len(eqn.params["fft_lengths"])
     for axis in ins[0][plain:]:
         ties.fix(axis, "transformed by an FFT")
-    return [
-        [*ins[0][:plain], *ties.axes(_shape(eqn.outvars[0])[plain:], "transformed by an FFT")],
-    ]
+    return [[*ins[0][:plain], *ties.axes(_shape(eqn.outvars[0])[plain:], "transformed by an FFT")]]
 
 
 def created(ties: Ties, eqn: Any, ins: list[Axes]) -> list[Axes]:
