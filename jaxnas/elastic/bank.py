@@ -88,11 +88,10 @@ def used_copies(uses: Uses, arch: dict[str, Any]) -> np.ndarray:
     return np.unique(index[used])
 
 
-def _on_host(uses: Uses, arch: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
+def _on_host(uses: Uses, arch: dict[str, Any]) -> tuple[np.ndarray, ...]:
     """The copies that a concrete architecture uses, outside of any traced program."""
     with jax.ensure_compile_time_eval():
-        index, used = uses(arch)
-        return np.asarray(index), np.asarray(used)
+        return tuple(map(np.asarray, uses(arch)))
 
 
 def bank(

@@ -163,8 +163,7 @@ class Norm:
 class _Normalized:
     """A function of normalized rows: takes x, scale, bias and the other operands of `function`.
 
-    Both are one function, so that normalized rows need not be padded and cut again in between. They are not
-    kept either: the backward pass computes them again.
+    As one function, normalized rows are not padded and cut again in between, and not kept.
     """
 
     norm: _Normalize
@@ -322,10 +321,6 @@ def uniform_fan_in(fan_in: int) -> Initializer:
 class PatchEmbed(nn.Module):
     """Cuts images into patches and maps each to the residual stream (a strided convolution).
 
-    Example, in the `compact` method of a network whose residual stream has the width `embed`:
-
-        x = PatchEmbed(patch_size=4, name="patches")(images, embed)  # [B * patches, maximum]
-
     Attributes:
       patch_size: height and breadth of a patch in pixels; that of an image is a multiple of it.
       dtype: that it computes in.
@@ -336,15 +331,7 @@ class PatchEmbed(nn.Module):
 
     @nn.compact
     def __call__(self, images: jax.Array, width: Width) -> jax.Array:
-        """Maps images [B, H, W, C] to [B * patches, maximum], the patches of an image row by row.
-
-        Args:
-          images: of floats.
-          width: active channels of the result.
-
-        Returns:
-          Patches in `dtype`, zero beyond the active channels.
-        """
+        """Maps images [B, H, W, C] to [B * patches, maximum], row by row, zero beyond the active channels."""
         batch, height, breadth, channels = images.shape
         p = self.patch_size
         grid = (height // p, breadth // p)
@@ -449,33 +436,17 @@ class SqueezeExcite(nn.Module):
 
 
 def drop_path(key: jax.Array, rate: jax.Array | float, batch: int) -> jax.Array:
-    """Stochastic depth (Huang et al., ECCV 2016): factors that leave a residual branch out at random.
-
-    Example, for a branch of x [B, T, D]:
-
-        x = x + branch(x) * drop_path(key, rate, x.shape[0])[:, None, None]
-
-    Args:
-      key: a typed key.
-      rate: the probability that an example leaves the branch out, from 0 to less than 1; a number, or
-        float32 [].
-      batch: how many examples there are, B.
+    """Stochastic depth (Huang et al., ECCV 2016): factors of a residual branch, one for each example.
 
     Returns:
-      float32 [B]: 0 where the branch is left out, else 1 / (1 - rate), so that the mean stays.
+      float32 [batch]: 0 with the probability `rate`, else 1 / (1 - rate), so that the mean stays.
     """
     keep = jax.random.bernoulli(key, 1 - rate, (batch,))
     return keep.astype(jnp.float32) / (1 - rate)
 
 
 def drop_branch(module: nn.Module, y: jax.Array, rate: jax.Array | float | None) -> jax.Array:
-    """Applies `drop_path` to a residual branch, by the module's random stream.
-
-    Args:
-      module: of the branch; it is given the stream "dropout".
-      y: the result of the branch, [B, ...].
-      rate: see `drop_path`; None drops nothing.
-    """
+    """Applies `drop_path` to the result y [B, ...] of a branch, by the stream "dropout"; not for None."""
     if rate is None:
         return y
     factors = drop_path(module.make_rng("dropout"), rate, y.shape[0]).astype(y.dtype)

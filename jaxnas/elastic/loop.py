@@ -36,12 +36,8 @@ def run_layer(
       layer: a module, or the network in whose `compact` method this is called.
       x: what goes from layer to layer, a pytree of arrays.
       remat: whether the backward pass computes the layer again, so that of the layer only x is kept.
-      gate: a width of 1, or of 0 where the layer is skipped and x is passed on. `call` has to give the
-        same there; with a gate nothing of it runs, while operations write the zeros that are added to x. It
-        is no use while parameters are initialized, while collections are written, and if it is soft.
-
-    Returns:
-      What `call` returns.
+      gate: a width of 1, or of 0 where `call` would give x. Then nothing of it runs, if the gate is hard and
+        neither parameters are initialized nor collections written.
     """
     run = nn.remat(call) if remat else call
     chosen = None if gate is None or gate.is_fixed else joint(gate)

@@ -75,11 +75,10 @@ class Mixture(nn.Module):
             return outputs[0] if self.is_initializing() else _pick(choice, outputs)
         if len(options) == 1:
             return self.blocks[options[0]](*args, **kwargs)
-        if (
-            isinstance(choice.value, np.ndarray) and choice.value.dtype.kind == "i"
-        ):  # static: the others stay out
+        hard = jnp.issubdtype(choice.value.dtype, jnp.integer)
+        if hard and isinstance(choice.value, np.ndarray):  # static: the others stay out
             return self.blocks[options[int(choice.value)]](*args, **kwargs)
-        if jnp.issubdtype(choice.value.dtype, jnp.integer):
+        if hard:
             # Linen binds what a branch touches to the branch, so blocks are taken from `module`. The backward
             # pass runs the chosen block again: a switch would keep what each block computed, as zeros.
             remat = functools.partial(
@@ -95,16 +94,7 @@ class Mixture(nn.Module):
         return _mix(choice, outputs)
 
     def option(self, choice: Decision, name: Any, *args: Any, **kwargs: Any) -> Any:
-        """Runs the block of one option.
-
-        A method of its own, so that what records a network (`jaxnas.annotations`) sees that whatever is
-        called within counts for this option alone, wherever its parameters are stored.
-
-        Args:
-          choice: see `__call__`.
-          name: of the option.
-          *args, **kwargs: of the block.
-        """
+        """Runs the block of one option: `jaxnas.annotations` counts what is called within for this alone."""
         return self.blocks[name](*args, **kwargs)
 
 
@@ -129,14 +119,10 @@ def _mix(choice: Decision, outputs: list[Any]) -> Any:
 
 
 def _check_interfaces(options: tuple[Any, ...], outputs: list[Any]) -> None:
-    def describe(output: Any) -> Any:
-        return jax.tree.map(lambda x: f"{x.dtype}{list(x.shape)}", output)
-
-    described = [describe(output) for output in outputs]
-    different = [i for i, one in enumerate(described) if one != described[0]]
-    if different:
-        i = different[0]
-        raise ValueError(
-            f"The blocks of a mixture return arrays of the same shapes and dtypes; {options[0]!r} "
-            f"returns {described[0]}, and {options[i]!r} returns {described[i]}."
-        )
+    described = [jax.tree.map(lambda x: f"{x.dtype}{list(x.shape)}", output) for output in outputs]
+    for option, one in zip(options, described, strict=True):
+        if one != described[0]:
+            raise ValueError(
+                f"The blocks of a mixture return arrays of the same shapes and dtypes; {options[0]!r} "
+                f"returns {described[0]}, and {option!r} returns {one}."
+            )

@@ -193,32 +193,22 @@ def _pick_option(choice: Joint, widths: tuple[Width, ...], value: jax.Array) -> 
     if not choice.is_soft:
         return lax.dynamic_index_in_dim(value, choice.index(), keepdims=False)
     # A soft choice mixes the options, each cut to its own size.
-    weights = choice.weights(value.dtype)
-    sizes = joint(*widths)
+    columns = [np.broadcast_to(one.table.array(choice.names), choice.counts).ravel() for one in widths]
     cut = []
     for row in range(len(choice.rows)):
-        mask = jnp.ones(value.shape[1:], value.dtype)
-        for axis, column in enumerate(_sizes_per_option(choice, sizes)[row]):
-            active = (jnp.arange(value.shape[axis + 1]) < column).astype(value.dtype)
+        mask, first = jnp.ones(value.shape[1:], value.dtype), int(np.argmax(choice.lookup == row))
+        for axis, column in enumerate(columns):
+            active = (jnp.arange(value.shape[axis + 1]) < int(column[first])).astype(value.dtype)
             mask = mask * active.reshape([-1 if i == axis else 1 for i in range(mask.ndim)])
         cut.append(value[row] * mask)
-    return jnp.tensordot(weights, jnp.stack(cut), axes=1)
-
-
-def _sizes_per_option(choice: Joint, sizes: Joint) -> list[tuple[int, ...]]:
-    """The size tuple of the parameter under each option."""
-    union = choice.names
-    columns = [np.broadcast_to(t.array(union), choice.counts).ravel() for t in sizes.tables]
-    first = [int(np.argmax(choice.lookup == row)) for row in range(len(choice.rows))]
-    return [tuple(int(c[i]) for c in columns) for i in first]
+    return jnp.tensordot(choice.weights(value.dtype), jnp.stack(cut), axes=1)
 
 
 def record_macs(module: nn.Module, macs: Table) -> None:
     """Records the multiply-accumulates of one operation on one example (products only).
 
-    What a module records stands for all products that its own methods compute outside of elastic
-    operations; those of its submodules are counted by themselves. The products of a module that records
-    nothing, as of plain Flax layers, are counted from the traced program.
+    They stand for all products that the module's own methods compute outside of elastic operations. Those
+    of a module that records nothing, as of plain Flax layers, are counted from the traced program.
 
     Args:
       module: the Linen module whose methods compute the products.

@@ -78,20 +78,12 @@ class Table:
         """The row-major position of a hard architecture in the table, int32 []."""
         index = jnp.int32(0)
         for (name, position), count in zip(self.names, self.counts, strict=True):
-            value = arch[name] if position is None else arch[name][position]
-            index = index * count + value
+            index = index * count + (arch[name] if position is None else arch[name][position])
         return index
 
 
 def constant(value: int) -> Table:
-    """The table of one number that no decision changes.
-
-    Args:
-      value: the number, such as a size or a count of products.
-
-    Returns:
-      A table over no decisions, to `combine` with others.
-    """
+    """The table of one number that no decision changes."""
     return Table((), (), (int(value),))
 
 
@@ -147,14 +139,11 @@ class Width:
 
 
 def fixed(size: int, axis: str | None = None) -> Width:
-    """A width that no decision changes.
+    """A width that no decision changes: `elastic.Dense()(x, elastic.fixed(64), hidden)`.
 
     Args:
       size: of the axis, at least 1.
       axis: the logical name of the axis, for sharding rules; None for none.
-
-    Returns:
-      The width, for the layers that ask for one: `elastic.Dense()(x, elastic.fixed(64), hidden)`.
     """
     return Width(constant(size), {}, axis)
 
@@ -176,14 +165,12 @@ def width(fn: Callable[..., int], *decisions: Decision, axis: str | None = None)
     """
     # A decision with one option is no decision: leaving it out keeps fixed networks free of indexing.
     # One that is given twice, as for two axes of equal size, is one.
-    free = list({d.name: d for d in decisions if len(d.options) > 1}.values())
-    counts = tuple(len(d.options) for d in free)
-    values = []
+    free = {d.name: d for d in decisions if len(d.options) > 1}
+    counts, values = tuple(len(d.options) for d in free.values()), []
     for index in np.ndindex(*counts):
-        picked = dict(zip([d.name for d in free], index, strict=True))
+        picked = dict(zip(free, index, strict=True))
         values.append(int(fn(*(d.options[picked.get(d.name, 0)] for d in decisions))))
-    table = Table(tuple(d.name for d in free), counts, tuple(values))
-    return Width(table, {d.name: d.value for d in free}, axis)
+    return Width(Table(tuple(free), counts, tuple(values)), {d.name: d.value for d in free.values()}, axis)
 
 
 @dataclasses.dataclass(frozen=True)
