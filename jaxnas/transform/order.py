@@ -32,12 +32,8 @@ Score = Callable[[Group, Any], Any]
 Seen = list[tuple[Any, jax.Array]]
 Numbered = Mapping[Any, Any]  # of arrays
 See = Callable[[Operation, Numbered, set[Any]], Seen]
-_SCORES = {  # and their batches
-    "activations": "inputs",
-    "weights": "inputs",
-    "contributions": "inputs",
-    "taylor": "(inputs, targets)",
-}
+_SCORES = dict.fromkeys(("activations", "weights", "contributions"), "inputs")  # and their batches
+_SCORES |= {"taylor": "(inputs, targets)"}
 
 
 def order(
@@ -84,9 +80,7 @@ def order(
     turned = {place.name for place in net.places if place.turn is not None}
     scans = {g.atom: turns.scan_of(traced, g.atom) for g in chosen if g.name in turned}
     if isinstance(by, str):
-        scores = _scores(
-            groups, arrays, pairs, by, loss, {group.atom: scans.get(group.atom) for group in chosen}
-        )
+        scores = _scores(groups, arrays, pairs, by, loss, {g.atom: scans.get(g.atom) for g in chosen})
     else:
         scores = {group.atom: by(group, variables) for group in chosen}
     orders = {g.atom: _descending(g, scores[g.atom], scans.get(g.atom)) for g in chosen}
@@ -245,29 +239,24 @@ def _scores(
         for x, (path, layouts) in zip(arrays, groups.layouts.items(), strict=True):
             for axis, layout in enumerate(layouts if path[0] == "params" else ()):
                 for atom in missing & atoms_of(layout).keys():
-                    scan = scans[atom]
-                    along = -1 if scan is None else place_of(scan.axis, layouts)
+                    along = -1 if (scan := scans[atom]) is None else place_of(scan.axis, layouts)
                     rows = [x] if along < 0 else jnp.split(x, x.shape[along], along)
-                    sums = [
-                        [y**2 for a, y in _spread(_along(row, axis), layout) if a == atom] for row in rows
-                    ]
-                    seen += [(atom, jnp.stack(x) if along >= 0 else x[0]) for x in zip(*sums, strict=True)]
+                    each = [_spread(_along(row, axis), layout) for row in rows]
+                    sums = zip(*([y**2 for a, y in one if a == atom] for one in each), strict=True)
+                    seen += [(atom, jnp.stack(x) if along >= 0 else x[0]) for x in sums]
         return {(number, atom): x for number, (atom, x) in enumerate(seen)}
 
     def first_order(
         arrays: list[Any], inputs: Any, own: Arch, targets: Any
     ) -> dict[tuple[int, int], jax.Array]:
-        learned = [
-            p[0] == "params" and jnp.issubdtype(x.dtype, jnp.inexact) for p, x in groups.shapes.items()
-        ]
+        moves = [p[0] == "params" and jnp.issubdtype(x.dtype, jnp.inexact) for p, x in groups.shapes.items()]
 
-        def objective(some: list[Any]) -> jax.Array:
-            rest = iter(some)
-            every = [next(rest) if moves else x for x, moves in zip(arrays, learned, strict=True)]
+        def objective(some: dict[int, Any]) -> jax.Array:
+            every = [some.get(place, x) for place, x in enumerate(arrays)]
             return loss(_call(groups, every, inputs, own), targets)
 
-        gradients = iter(jax.grad(objective)([x for x, moves in zip(arrays, learned, strict=True) if moves]))
-        terms = [x * next(gradients) if moves else x for x, moves in zip(arrays, learned, strict=True)]
+        slopes = jax.grad(objective)({place: arrays[place] for place, learned in enumerate(moves) if learned})
+        terms = [x * slopes[place] if place in slopes else x for place, x in enumerate(arrays)]
         return read(terms, inputs, own, "weights")
 
     if by == "weights":
@@ -306,19 +295,11 @@ def _walk_all(traced: Traced, arrays: Sequence[Any], inputs: Any, own: Arch, see
 def _walk(
     program: Program, arguments: Sequence[Any], varies: Sequence[bool], constants: Numbered, see: See
 ) -> tuple[list[Any], Seen]:
-    """Runs a program at its full size.
+    """Runs a program at its full size: the results, and all that `see` gives.
 
-    Args:
-      program: analyzed.
-      arguments: of it.
-      varies: for each argument, whether it depends on the inputs.
-      constants: arrays that the functions close over.
-      see: called after each operation, with the arrays by number, and the numbers of those that depend on the
-        inputs.
-
-    Returns:
-      The results, and all that `see` gives; within a scan, with a leading axis of turns. A branch that is not
-      taken gives zeros, and the body of a `while` nothing.
+    That is called after each operation, with the arrays by number and the numbers of those that depend on the
+    inputs. Within a scan, what it gives has a leading axis of turns. A branch that is not taken gives zeros,
+    and the body of a `while` nothing. `varies` says of each argument whether it depends on the inputs.
     """
     values = {**constants, **dict(zip(program.inputs, arguments, strict=True))}
     data = {number for number, own in zip(program.inputs, varies, strict=True) if own}
@@ -358,10 +339,9 @@ def _bound(groups: Groups) -> set[str]:
             layout for op in traced.program.nested() for layout in _in_order(op, traced.layouts, train)
         ]
         atoms = {atom for layout in ordered for atom in atoms_of(layout)}
+        constants = [(x, traced.layouts[number]) for number, x in traced.trace.constants.items()]
         for group in groups:
-            if group.atom in atoms or any(
-                _differs(x, traced.layouts[number], group) for number, x in traced.trace.constants.items()
-            ):
+            if group.atom in atoms or any(_differs(x, own, group) for x, own in constants):
                 found.add(group.name)
     return found
 

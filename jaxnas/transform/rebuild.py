@@ -33,9 +33,8 @@ def rebuilt(
             f"rebuild returned the function {module.__name__}, expected a module of Flax Linen, Flax NNX or "
             "Equinox. A plain function needs no rebuild: it takes the extracted variables as they are."
         )
-    skipped = [
-        place.name for place in small.places if place.turn is None and place.name not in small.groups.groups
-    ]
+    groups = small.groups.groups
+    skipped = [one.name for one in small.places if one.turn is None and one.name not in groups]
     names = _renamed([(name, bool(sizes[name])) for name in skipped])
     stored = {_rename(path, names): value for path, value in paths(variables)}
     tree = unflatten(stored)
@@ -46,8 +45,7 @@ def rebuilt(
         given, wanted = (x[path].shape if path in x else None for x in (stored, expected))
         if given != wanted:
             raise ValueError(
-                f"rebuild: {'/'.join(path)} has the shape {wanted} in the module and {given} in the "
-                "extracted "
+                f"rebuild: {'/'.join(path)} has the shape {wanted} in the module and {given} in the extracted "
                 f"network. The sizes are {sizes}."
             )
     key = jax.random.key(0)
@@ -56,18 +54,13 @@ def rebuilt(
 
 def _renamed(modules: list[tuple[str, bool]]) -> dict[str, str]:
     """New names of modules that run, where others of the same numbered name do not: Block_2 is Block_1."""
-    kept: dict[str, int] = {}
-    names = {}
-    first: dict[str, int] = {}
+    names, following = {}, dict[str, int]()
     for name, runs in modules:
-        match = re.fullmatch(r"(.*?)(\d+)", name)
-        if match is None:
-            continue
-        stem, number = match[1], int(match[2])
-        first.setdefault(stem, number)
-        if runs:
-            names[name] = f"{stem}{first[stem] + kept.get(stem, 0)}"
-            kept[stem] = kept.get(stem, 0) + 1
+        if match := re.fullmatch(r"(.*?)(\d+)", name):
+            number = following.setdefault(match[1], int(match[2]))
+            if runs:
+                names[name] = f"{match[1]}{number}"
+                following[match[1]] += 1
     return names
 
 

@@ -315,44 +315,40 @@ def pad(ties: Ties, eqn: Any, ins: list[Axes]) -> list[Axes]:
 
 
 def gather(ties: Ties, eqn: Any, ins: list[Axes]) -> list[Axes]:
-    numbers, sizes = eqn.params["dimension_numbers"], eqn.params["slice_sizes"]
-    operand, indices = ins
-    axes = ties.axes(_shape(eqn.outvars[0]))
-    dropped = (*numbers.collapsed_slice_dims, *numbers.operand_batching_dims)
-    kept = [place for place in range(len(operand)) if place not in dropped]
-    for place, target in zip(kept, numbers.offset_dims, strict=True):
-        whole = sizes[place] == _shape(eqn.invars[0])[place]
-        _same_or_fixed(ties, operand[place], axes[target], whole, LOOKED_UP)
-    for place in numbers.collapsed_slice_dims:
-        ties.fix(operand[place], LOOKED_UP)
-    batch = [target for target in range(len(axes)) if target not in numbers.offset_dims]
-    for target, axis in zip(batch, indices[:-1], strict=True):
-        axes[target] = axis
-    for place, other in zip(numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True):
-        ties.tie(operand[place], indices[other])
-    ties.fix(indices[-1], "positions to look up")
+    numbers, axes = eqn.params["dimension_numbers"], ties.axes(_shape(eqn.outvars[0]))
+    places = numbers.collapsed_slice_dims, numbers.offset_dims
+    batching = numbers.operand_batching_dims, numbers.start_indices_batching_dims
+    _windows(ties, ins, axes, eqn.params["slice_sizes"], (*places, *batching), LOOKED_UP)
     return [axes]
 
 
-def scatter(ties: Ties, eqn: Any, ins: list[Axes]) -> list[Axes]:
-    numbers = eqn.params["dimension_numbers"]
-    operand, indices, updates = ins
-    dropped = (*numbers.inserted_window_dims, *numbers.operand_batching_dims)
-    kept = [place for place in range(len(operand)) if place not in dropped]
-    for place, target in zip(kept, numbers.update_window_dims, strict=True):
-        whole = _shape(eqn.invars[2])[target] == _shape(eqn.invars[0])[place]
-        _same_or_fixed(ties, operand[place], updates[target], whole, "written at positions")
-    for place in numbers.inserted_window_dims:
-        ties.fix(operand[place], "written at positions")
-    batch = [target for target in range(len(updates)) if target not in numbers.update_window_dims]
+def _windows(
+    ties: Ties, ins: list[Axes], windows: Axes, sizes: tuple[int, ...], numbers: tuple[Any, ...], reason: str
+) -> None:
+    """Ties the axes of an operand, of the places in it, and of the windows there that are read or written."""
+    (operand, indices), (dropped, targets, batched, places) = ins, numbers
+    kept = [place for place in range(len(operand)) if place not in (*dropped, *batched)]
+    for place, target in zip(kept, targets, strict=True):
+        whole = sizes[place] == ties.size(operand[place])
+        _same_or_fixed(ties, operand[place], windows[target], whole, reason)
+    for place in dropped:
+        ties.fix(operand[place], reason)
+    batch = [target for target in range(len(windows)) if target not in targets]
     for target, axis in zip(batch, indices[:-1], strict=True):
-        ties.tie(updates[target], axis)
-    for place, other in zip(
-        numbers.operand_batching_dims, numbers.scatter_indices_batching_dims, strict=True
-    ):
+        ties.tie(windows[target], axis)
+    for place, other in zip(batched, places, strict=True):
         ties.tie(operand[place], indices[other])
-    ties.fix(indices[-1], "positions to write")
-    return [operand]
+    ties.fix(indices[-1], "positions to look up")
+
+
+def scatter(ties: Ties, eqn: Any, ins: list[Axes]) -> list[Axes]:
+    numbers, shape = eqn.params["dimension_numbers"], _shape(eqn.invars[2])
+    places = numbers.inserted_window_dims, numbers.update_window_dims
+    batching = numbers.operand_batching_dims, numbers.scatter_indices_batching_dims
+    kept = iter([shape[target] for target in numbers.update_window_dims])
+    sizes = tuple(1 if place in (*places[0], *batching[0]) else next(kept) for place in range(len(ins[0])))
+    _windows(ties, ins[:2], ins[2], sizes, (*places, *batching), "written at positions")
+    return [ins[0]]
 
 
 def along_axes(ties: Ties, eqn: Any, ins: list[Axes]) -> list[Axes]:
@@ -420,12 +416,8 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(CUMULATIVE, cumulative),
     **dict.fromkeys(CREATED, created),
     **dict.fromkeys(("random_fold_in", "random_split", "random_seed", "random_clone"), scalars),
-    **dict.fromkeys(
-        ("scatter", "scatter-add", "scatter_add", "scatter-mul", "scatter-min", "scatter-max"), scatter
-    ),
-    **dict.fromkeys(
-        ("reduce_window", "reduce_window_max", "reduce_window_min", "reduce_window_sum", "rev"), along_axes
-    ),
+    **dict.fromkeys("scatter scatter-add scatter_add scatter-mul scatter-min scatter-max".split(), scatter),
+    **dict.fromkeys((*(f"reduce_window{kind}" for kind in ("", "_max", "_min", "_sum")), "rev"), along_axes),
     **dict.fromkeys(("psum", "pmax", "pmin"), collective),
     "broadcast_in_dim": broadcast_in_dim,
     "concatenate": concatenate,
