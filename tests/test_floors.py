@@ -12,7 +12,7 @@ FLOORS = (
     ("space",),
     ("spaces", "data", "search", "predictors", "tabular", "elastic"),
     ("inputs", "products", "tensors"),
-    ("annotations",),
+    ("annotations", "axes"),
     ("network",),
     ("calibration",),
     ("testing",),

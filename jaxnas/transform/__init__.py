@@ -1,6 +1,6 @@
 """Makes a supernet of a network that knows nothing of jaxnas, whatever library it is written in."""
 
-from jaxnas.transform.groups import Fixed, Group, Groups, analyze
+from jaxnas.axes.groups import Fixed, Group, Groups, analyze
 from jaxnas.transform.order import order, rank_modules
 from jaxnas.transform.places import Depth, Size, Skip
 from jaxnas.transform.supernet import Supernet, supernet

@@ -18,14 +18,14 @@ import jax.numpy as jnp
 
 from jaxnas import products
 from jaxnas.annotations import Annotations
+from jaxnas.axes.groups import analyze
+from jaxnas.axes.models import arguments
 from jaxnas.elastic.decisions import Decisions
 from jaxnas.elastic.parameter import ParameterSpec
 from jaxnas.elastic.width import Decision, Table, constant
 from jaxnas.inputs import specification, with_batch
 from jaxnas.space import Arch, Space
 from jaxnas.tensors import Path, flatten, unflatten
-from jaxnas.transform.groups import analyze
-from jaxnas.transform.models import arguments
 from jaxnas.transform.places import Place
 from jaxnas.transform.supernet import Form, Supernet, in_form
 

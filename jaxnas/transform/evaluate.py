@@ -17,12 +17,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jaxnas.axes.program import CUSTOM, REMAT, Constant, Operation, Program, Value
+from jaxnas.axes.rules import CREATED, CUMULATIVE, ELEMENTWISE, REDUCTIONS, SORTED, reduced
+from jaxnas.axes.ties import atoms_of, size_of
 from jaxnas.elastic.width import Width
-from jaxnas.transform.program import CUSTOM, REMAT, Constant, Operation, Program, Value
-from jaxnas.transform.rules import CREATED, CUMULATIVE, ELEMENTWISE, REDUCTIONS, SORTED, reduced
 from jaxnas.transform.segments import Segment, run_segment, segments
 from jaxnas.transform.sizes import NONE, Atoms, Region, Sizes, State, Turns, place_of, zeros_of, zeros_of_body
-from jaxnas.transform.ties import atoms_of, size_of
 
 # Operands whose zeros make infinities, in the result or its derivative: they are 1 behind the active part.
 _SINGULAR = {"div": 1, "rem": 1, "log": 0, "sqrt": 0, "rsqrt": 0, "cbrt": 0, "pow": 0, "integer_pow": 0}

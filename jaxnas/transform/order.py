@@ -14,19 +14,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxnas.axes.groups import Group, Groups, Traced
+from jaxnas.axes.models import paths
+from jaxnas.axes.program import Constant, Operation, Program
+from jaxnas.axes.rules import CUMULATIVE, SORTED, contracted, reduced
+from jaxnas.axes.ties import Layout, Leaf, atoms_of, size_of
 from jaxnas.inputs import describe, specification
 from jaxnas.space import Arch
 from jaxnas.testing import difference
 from jaxnas.transform import regions, turns
 from jaxnas.transform.evaluate import call
-from jaxnas.transform.groups import Group, Groups, Traced
-from jaxnas.transform.models import paths
-from jaxnas.transform.program import Constant, Operation, Program
-from jaxnas.transform.rules import CUMULATIVE, SORTED, contracted, reduced
 from jaxnas.transform.sizes import place_of
 from jaxnas.transform.supernet import Supernet
 from jaxnas.transform.tables import covering
-from jaxnas.transform.ties import Layout, Leaf, atoms_of, size_of
 
 Score = Callable[[Group, Any], Any]
 Seen = list[tuple[Any, jax.Array]]

@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
+from jaxnas.axes.groups import Group, Groups
 from jaxnas.choice import Choice, nearest
 from jaxnas.elastic.decisions import Decisions
 from jaxnas.elastic.width import Table, Width, width
 from jaxnas.space import Space
 from jaxnas.transform import regions, turns
-from jaxnas.transform.groups import Group, Groups
 
 
 @dataclasses.dataclass(frozen=True)

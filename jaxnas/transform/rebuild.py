@@ -10,8 +10,8 @@ from typing import Any
 import flax.linen as nn
 import jax
 
+from jaxnas.axes.models import model_of, paths
 from jaxnas.tensors import Path, unflatten
-from jaxnas.transform.models import model_of, paths
 from jaxnas.transform.supernet import Supernet
 
 
@@ -45,8 +45,8 @@ def rebuilt(
         given, wanted = (x[path].shape if path in x else None for x in (stored, expected))
         if given != wanted:
             raise ValueError(
-                f"rebuild: {'/'.join(path)} has the shape {wanted} in the module and {given} in the extracted "
-                f"network. The sizes are {sizes}."
+                f"rebuild: {'/'.join(path)} has the shape {wanted} in the module and {given} in the "
+                f"extracted network. The sizes are {sizes}."
             )
     key = jax.random.key(0)
     return model.load(tree), tree, lambda variables, inputs: model.call(variables, inputs, key, False)[0]

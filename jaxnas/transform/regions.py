@@ -5,9 +5,9 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Iterator
 
+from jaxnas.axes.groups import Traced
+from jaxnas.axes.program import MOVES, Operation, Program, Value
 from jaxnas.choice import nearest
-from jaxnas.transform.groups import Traced
-from jaxnas.transform.program import MOVES, Operation, Program, Value
 from jaxnas.transform.sizes import Region
 
 

@@ -18,12 +18,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxnas.axes.program import CUSTOM, Constant, Operation, Program, Value
+from jaxnas.axes.ties import Layout, Leaf, Sum, atoms_of, mask_of
 from jaxnas.elastic import switch as elastic
 from jaxnas.elastic.attention import softmax_from
 from jaxnas.elastic.width import Width, joint
-from jaxnas.transform.program import CUSTOM, Constant, Operation, Program, Value
 from jaxnas.transform.sizes import Sizes, State
-from jaxnas.transform.ties import Layout, Leaf, Sum, atoms_of, mask_of
 
 CONTRACTIONS = ("dot_general", "conv_general_dilated")
 _MOVED = frozenset("convert_element_type broadcast_in_dim reshape squeeze expand_dims copy".split())

@@ -13,10 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jaxnas.axes.program import Constant, Operation, Program, Value
+from jaxnas.axes.ties import Layout, atoms_of, mask_of, size_of
 from jaxnas.elastic.width import Width
-from jaxnas.transform.program import Constant, Operation, Program, Value
 from jaxnas.transform.specs import active_part
-from jaxnas.transform.ties import Layout, atoms_of, mask_of, size_of
 
 Atoms = frozenset[int]
 NONE: Atoms = frozenset()

@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxnas.axes.ties import Layout, Leaf, atoms_of, mask_of
 from jaxnas.elastic.parameter import StoredSpec
 from jaxnas.elastic.width import Table, combine, constant
-from jaxnas.transform.ties import Layout, Leaf, atoms_of, mask_of
 
 
 @dataclasses.dataclass(frozen=True)

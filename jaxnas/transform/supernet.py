@@ -14,6 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxnas.annotations import Annotations
+from jaxnas.axes.groups import Groups, Traced
+from jaxnas.axes.models import paths
+from jaxnas.axes.program import Operation, Value
+from jaxnas.axes.ties import Layout, Sum, atoms_of
 from jaxnas.choice import Choice
 from jaxnas.elastic.decisions import Decisions, static
 from jaxnas.elastic.width import Table, Width, combine, constant, joint
@@ -23,14 +27,10 @@ from jaxnas.tensors import Path, unflatten
 from jaxnas.testing import check_network
 from jaxnas.transform import regions, turns
 from jaxnas.transform.evaluate import run
-from jaxnas.transform.groups import Groups, Traced
-from jaxnas.transform.models import paths
 from jaxnas.transform.places import Depth, Place, Size, Skip, places_of
-from jaxnas.transform.program import Operation, Value
 from jaxnas.transform.sizes import NONE, Region, Sizes, outermost_first, place_of
 from jaxnas.transform.specs import LayoutSpec, TurnSpec
 from jaxnas.transform.tables import Branches, branches, gate_of, own_arch, products_of, when_read
-from jaxnas.transform.ties import Layout, Sum, atoms_of
 from jaxnas.transform.turns import ByTurn, gate_of_width, mask_of_width, size_of_mask
 
 Form = Literal["auto", "masked", "switch"]

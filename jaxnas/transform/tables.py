@@ -20,16 +20,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxnas import products
+from jaxnas.axes.groups import Traced
+from jaxnas.axes.program import CUSTOM, REMAT, Constant, Operation, Program, Value, is_key
+from jaxnas.axes.rules import contracted
+from jaxnas.axes.ties import atoms_of
 from jaxnas.choice import Choice
 from jaxnas.elastic.decisions import static
 from jaxnas.elastic.width import Table, combine, constant
 from jaxnas.space import Arch, Space
 from jaxnas.transform import regions
-from jaxnas.transform.groups import Traced
-from jaxnas.transform.program import CUSTOM, REMAT, Constant, Operation, Program, Value, is_key
-from jaxnas.transform.rules import contracted
 from jaxnas.transform.specs import table_of
-from jaxnas.transform.ties import atoms_of
 from jaxnas.transform.turns import ByTurn
 
 _Key = tuple[str, int | None]  # a decision by its name and position

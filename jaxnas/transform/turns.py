@@ -15,14 +15,14 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from jaxnas.axes.groups import Group, Traced
+from jaxnas.axes.program import MOVES, REMAT, Operation, Program
+from jaxnas.axes.rules import CREATED, ELEMENTWISE
+from jaxnas.axes.ties import Leaf, atoms_of
 from jaxnas.elastic.width import Table, Width, combine, constant, joint
-from jaxnas.transform.groups import Group, Traced
-from jaxnas.transform.program import MOVES, REMAT, Operation, Program
 from jaxnas.transform.regions import matching, region_of, within
-from jaxnas.transform.rules import CREATED, ELEMENTWISE
 from jaxnas.transform.sizes import Region, Row, Sizes, Turns, place_of
 from jaxnas.transform.specs import active_part
-from jaxnas.transform.ties import Leaf, atoms_of
 
 _APART = (ELEMENTWISE | set(MOVES)) - {"optimization_barrier"}  # operations that treat each turn alone
 _MADE = (*CREATED, "random_split", "broadcast_in_dim")

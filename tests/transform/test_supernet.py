@@ -89,9 +89,6 @@ def test_both_forms_vmap_and_soft_decisions_agree(case):
 
 def test_unusual_operations_are_exact_in_both_forms():
     groups = analyzed(Unusual(), IMAGES)
-    sizes = {"down/channels": 8, "up/channels": 6, "up/kernel": 4, "experts/experts": 4, "experts/hidden": 10}
-    sizes["outer/inner/hidden"] = 14
-    assert sizes.items() <= {group.name: group.size for group in groups}.items()
     for form in ("masked", "switch"):
         testing.check_network(jaxnas.supernet(groups, every(groups, {}), form=form), IMAGES)
 
@@ -286,11 +283,5 @@ def test_mistakes_are_named(attending, turned):
         (make(turned, HIDDEN | {"*ers/hidden": Choice(4)}), ValueError, "more than one"),
         (make(averaged, {name: Choice(4, 8).repeat(3)}), ValueError, "reduce_sum"),
         (make(doubled, {"layer": Skip()}), ValueError, "results"),
-        (lambda: jaxnas.analyze(Attending(), weights(Attending(), TOKENS)), TypeError, "inputs"),
-        (
-            lambda: jaxnas.analyze(lambda v, x: x * v if x.sum() > 0 else x, jnp.ones(3), jnp.ones((2, 3))),
-            ValueError,
-            "depends on values",
-        ),
         (lambda: net.apply(other, TOKENS, net.space.smallest()), ValueError, "positions"),
     )

@@ -16,14 +16,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxnas.axes.models import Model, model_of, paths
+from jaxnas.axes.program import Program, Trace
+from jaxnas.axes.rules import KERNEL, LOOKED_UP
+from jaxnas.axes.ties import Layout, Leaf, atoms_of, leaves
 from jaxnas.choice import Choice
 from jaxnas.inputs import describe, specification, with_batch
 from jaxnas.products import computes_in_half_precision
 from jaxnas.tensors import Path
-from jaxnas.transform.models import Model, model_of, paths
-from jaxnas.transform.program import Program, Trace
-from jaxnas.transform.rules import KERNEL, LOOKED_UP
-from jaxnas.transform.ties import Layout, Leaf, atoms_of, leaves
 
 WIDTH, CHANNELS, HIDDEN = "width", "channels", "hidden"
 # The logical names of axes by the kinds of their groups, as elastic layers call them.

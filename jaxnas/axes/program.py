@@ -15,8 +15,8 @@ import jax
 import numpy as np
 from jax.extend import core
 
-from jaxnas.transform import rules
-from jaxnas.transform.ties import Axes, Axis, Layout, Ties
+from jaxnas.axes import rules
+from jaxnas.axes.ties import Axes, Axis, Layout, Ties
 
 _CALLS = ("jit", "pjit", "closed_call", "core_call")
 _BODIES = ("jaxpr", "call_jaxpr", "fun_jaxpr")

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from jaxnas.transform.ties import Axes, Axis, Ties
+from jaxnas.axes.ties import Axes, Axis, Ties
 
 Rule = Callable[[Ties, Any, list[Axes]], list[Axes]]
 
