@@ -152,10 +152,8 @@ class RelativePositions:
 def relative_entries(by_row: jax.Array, by_column: jax.Array, grid: tuple[int, int], dtype: Any) -> jax.Array:
     """Table entries [offsets, D]: of every row offset, every column offset, and the class token.
 
-    Args:
-      by_row, by_column: tables [2 * max_relative_position + 2, D]; entry 0 is the class token's.
-      grid: rows and columns of the patch tokens.
-      dtype: of the result.
+    The tables are [2 * max_relative_position + 2, D], and entry 0 is the class token's. The grid has the rows
+    and columns of the patch tokens.
     """
     by_row, by_column = by_row.astype(dtype), by_column.astype(dtype)
     limit = by_row.shape[0] // 2 - 1

@@ -103,12 +103,7 @@ def static(space: Space) -> dict[str, np.ndarray]:
 
 
 def within(value: jax.Array, sizes: np.ndarray) -> jax.Array:
-    """Indices, which cannot be refused while they are traced, as the nearest ones that there are.
-
-    Args:
-      value: of a choice, int32; soft weights are left as they are.
-      sizes: the number of options, or of each position.
-    """
+    """Indices, which cannot be refused while they are traced, as the nearest ones; weights as they are."""
     if not jnp.issubdtype(value.dtype, jnp.integer):
         return value
     return jnp.clip(value, 0, jnp.asarray(sizes - 1, value.dtype))

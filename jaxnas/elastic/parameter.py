@@ -133,10 +133,9 @@ def parameter(
     if gate is not None and not gate.maximum:  # no architecture of the space uses it
         return jnp.zeros(shape)
     names = tuple(w.axis for w in widths)
-    choice = joint(*options) if options else None
-    option = None
+    choice, option = joint(*options or ()), None
     stored_shape, stored_names, stored_init = shape, names, init
-    if choice is not None and len(choice.rows) > 1:
+    if len(choice.rows) > 1:
         option = Table(choice.names, choice.counts, tuple(choice.lookup.tolist()))
         stored_shape, stored_names = (len(choice.rows), *shape), (None, *names)
 
@@ -149,9 +148,7 @@ def parameter(
     boxed = nn.with_logical_partitioning(stored_init, stored_names)
     value: jax.Array = module.param(name, boxed, stored_shape)  # pyrefly: ignore[bad-assignment] # it unboxes
     annotate(module, name, widths, gate=gate, option=option, centered=centered)
-    if choice is None or option is None:
-        return value
-    return _pick_option(choice, widths, value)
+    return value if option is None else _pick_option(choice, widths, value)
 
 
 def annotate(
@@ -236,13 +233,7 @@ def record_choice(module: nn.Module, *decisions: Decision) -> None:
 
 
 def gated_macs(gate: Width | None, macs: Callable[..., int], *widths: Width) -> Table:
-    """A table of multiply-accumulates, for `record_macs`.
-
-    Args:
-      gate: 0 where the layer is skipped, which then has none; None for a layer that always runs.
-      macs: their number, as a function of the sizes of `widths`.
-      widths: what it depends on.
-    """
+    """For `record_macs`, a function of the sizes of some widths, where the gate of the layer is 1."""
     tables = constant(1) if gate is None else gate.table, *(one.table for one in widths)
     return combine(lambda on, *sizes: on * macs(*sizes), *tables)
 

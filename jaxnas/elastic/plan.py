@@ -49,11 +49,7 @@ class Plan:
 
 @dataclasses.dataclass(frozen=True)
 class _Method:
-    """A method of an object that equals the same method of an equal object.
-
-    Python's own bound methods are equal for one and the same object only. With these, layers of one form
-    have one plan, and so they are traced once.
-    """
+    """A method that equals that of an equal object, as Python's do not: equal layers have one plan."""
 
     function: Callable[..., Any]
     owner: Any

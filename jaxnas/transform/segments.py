@@ -219,12 +219,8 @@ def local(
 ) -> tuple[Local, dict[str, Width]]:
     """A segment by itself, and the widths of its atoms by the names of axes.
 
-    Args:
-      segment: of a program.
-      layouts: of the program's arrays.
-      widths: of elastic atoms.
-      known: the values of scalars that do not depend on data, by array.
-      pending: the factors of the axes that arrays are sums along, by array.
+    `known` has the scalars that do not depend on data, and `pending` the factors of the axes that arrays are
+    sums along, by array.
     """
     arrays: dict[int, int] = {}
     atoms: dict[int, int] = {}
@@ -327,14 +323,9 @@ class _AtSizes:
 
 
 def run_segment(segment: Segment, gate: Width | None, state: State, sizes: Sizes, operate: Operate) -> None:
-    """Runs a segment at its active sizes.
+    """Runs a segment at its active sizes: the state gets the results, with zeros behind their active part.
 
-    Args:
-      segment: of a program.
-      gate: 0 where the segment is skipped, which gives zeros; None where it always runs.
-      state: which gets the results, with zeros behind their active part.
-      sizes: with widths.
-      operate: runs one operation, at small or at full sizes.
+    Where the gate is 0 they are zeros. `operate` runs one operation, at small or at full sizes.
     """
     assert sizes.widths is not None
     own, widths = local(segment, sizes.layouts, sizes.widths, state.scalars, state.pending)

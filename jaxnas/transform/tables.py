@@ -40,15 +40,10 @@ _LARGEST, _SMALL = 1 << 16, 1 << 10  # entries of a table, and of an array that 
 
 
 def own_arch(own: Choices, now: Space | None, arch: Arch | None) -> dict[str, Any]:
-    """The module's part of an architecture, over all options that the module has.
+    """The module's part of an architecture of `now`, over all options that the module has.
 
-    Args:
-      own: the module's choices.
-      now: a space with the same decisions, and perhaps fewer options and positions; None of no decisions.
-      arch: of `now`; None if that has only one.
-
-    Returns:
-      Arrays by name; of NumPy where `now` has one architecture.
+    The space `now` has the decisions of `own`, perhaps with fewer options and positions; None if there are
+    none. Arrays are of NumPy where it has one architecture.
     """
     if now is None:
         return {}
@@ -90,12 +85,7 @@ def _among(full: Choice, now: Choice, value: Any, lib: Any) -> Any:
 
 
 def branches(traced: Traced, own: Choices, now: Space | None) -> Branches:
-    """For each `cond` whose branch follows from decisions alone, which one runs, as a table.
-
-    Args:
-      traced: with hard decisions.
-      own: the module's choices.
-      now: the space that tables are over; None of no decisions.
+    """For each `cond` whose branch follows from hard decisions alone, which one runs, as a table over `now`.
 
     Raises:
       ValueError: a branch depends on several decisions at once, or on too many for a table.
@@ -230,11 +220,8 @@ def products_of(
 ) -> list[Table]:
     """The multiply-accumulates of each product of a traced call of a supernet.
 
-    Args:
-      net: the supernet.
-      traced: a call of it.
-      scans: that have sizes or modules by turn, by the identity of their operations.
-      runs: which branch of a `cond` runs, by its identity.
+    `scans` have sizes or modules by turn, and `runs` say which branch of a `cond` runs, by the identities of
+    operations.
     """
 
     def count(program: Program, turn: int | None) -> list[Table]:

@@ -131,11 +131,7 @@ def only_inside(traced: Traced, scan: Scan, atom: int, module: str) -> bool:
 def readers(scan: Scan, program: Program, known: set[int], outside: bool = True) -> Iterator[Operation]:
     """The operations that read a variable by turn, also through those that treat each turn alone.
 
-    Args:
-      scan: over its turns.
-      program: that runs the scan.
-      known: the numbers of the variable in the program.
-      outside: whether the program is outside of the scan.
+    `known` are the numbers of the variable in a program, which is outside or within the scan.
     """
     for op in program.operations:
         read = [place for place, one in enumerate(op.ins) if isinstance(one, int) and one in known]
