@@ -120,10 +120,8 @@ class Groups:
         for group in self:
             numbers = str(group.size), str(len(group.places)), f"{group.parameters:,}"
             rows.append((group.name, group.kind, *numbers, _axes(group.places[:1])))
-        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-        lines = [
-            "  ".join(x.ljust(width) for x, width in zip(row, widths, strict=True)).rstrip() for row in rows
-        ]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
         for fixed in self.fixed:
             more = f" and {len(fixed.places) - 3} more" if len(fixed.places) > 3 else ""
             lines.append(f"fixed, {fixed.reason}: {_axes(fixed.places[:3])}{more}")

@@ -104,11 +104,15 @@ def _linen(module: nn.Module, variables: Any) -> Model:
     space = getattr(module, "space", None)
     space = space if isinstance(space, Space) else None
 
+    def asked(inputs: Any, arch: Any, key: jax.Array, train: bool) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        # A module with a space takes an architecture as its second argument.
+        positional, named = arguments(module.__call__, inputs) if space is None else ((inputs, arch), {})
+        return positional, named | given(module.__call__, key, train)
+
     def call(
         variables: Variables, inputs: Any, key: jax.Array, train: bool, arch: Arch | None = None
     ) -> tuple[Any, Updates]:
-        positional, named = _arguments(module, space, inputs, arch)
-        options = named | given(module.__call__, key, train)
+        positional, options = asked(inputs, arch, key, train)
         if not train:
             return module.apply(variables, *positional, **options), {}
         rngs = {"dropout": key, "params": jax.random.fold_in(key, 0)}
@@ -117,20 +121,12 @@ def _linen(module: nn.Module, variables: Any) -> Model:
         return outputs, dict(updates)
 
     def init(key: jax.Array, inputs: Any) -> Variables:
-        positional, named = _arguments(module, space, inputs, None if space is None else space.smallest())
-        options = named | given(module.__call__, key, False)
+        positional, options = asked(inputs, None if space is None else space.smallest(), key, False)
         made = nn.meta.unbox(module.init(key, *positional, **options))
         return {k: v for k, v in made.items() if k not in INTERMEDIATES}
 
     name = type(module).__name__
     return Model(call, variables, init, name, lambda _: module, module.name or name, space)
-
-
-def _arguments(
-    module: Any, space: Space | None, inputs: Any, arch: Any
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of a module, of which one with a space takes an architecture as its second one."""
-    return arguments(module.__call__, inputs) if space is None else ((inputs, arch), {})
 
 
 def _function(function: Callable[..., Any], variables: Any) -> Model:
@@ -231,18 +227,16 @@ def _equinox(model: Any) -> Model:
 
     module, state = model if isinstance(model, tuple) else (model, None)
     name = type(module).__name__
-    indices = [
-        (path, one) for path, one in _nodes(module, eqx.nn.StateIndex) if isinstance(one, eqx.nn.StateIndex)
-    ]
+    index = eqx.nn.StateIndex
+    indices = [(path, one) for path, one in _nodes(module, index) if isinstance(one, index)]
     if indices and state is None:
         raise TypeError(
             f"{name} has a state: call analyze((module, state), inputs=...) with the two results of "
             "equinox.nn.make_with_state."
         )
     arrays, static = eqx.partition(module, eqx.is_array)
-    own: dict[Path, Any] = {
-        ("params" if eqx.is_inexact_array(x) else "constants", *path): x for path, x in paths(arrays)
-    }
+    kinds = {True: "params", False: "constants"}
+    own: dict[Path, Any] = {(kinds[eqx.is_inexact_array(x)], *path): x for path, x in paths(arrays)}
     structure, order = jax.tree.structure(arrays), list(own)
     names = {getattr(one, "axis_name", None) for _, one in _equinox_modules(module)} - {None}
     if len(names) > 1:
@@ -264,7 +258,7 @@ def _equinox(model: Any) -> Model:
         return made, jax.tree.unflatten(form, values)
 
     def call(variables: Variables, inputs: Any, key: jax.Array, train: bool) -> tuple[Any, Updates]:
-        made, *states = load(variables) if state is not None else (load(variables),)
+        made, *states = (load(variables),) if state is None else load(variables)
         made = eqx.nn.inference_mode(made, value=not train)
 
         def one(example: Any, key: jax.Array, *states: Any) -> Any:

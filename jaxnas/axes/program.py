@@ -246,15 +246,9 @@ class Trace:
 
     def _body(self, closed: Any, axes: Sequence[Axes], scope: str, ins: Sequence[Value] = ()) -> Program:
         """A program within another one; `ins` are its operands where they are handed on as they are."""
-        closed_jaxpr = getattr(closed, "jaxpr", closed)
-        inputs = [
-            self.array(list(one), variable.aval.shape)
-            for one, variable in zip(axes, closed_jaxpr.invars, strict=True)
-        ]
-        known = zip(inputs, ins, strict=False)
-        self.origin |= {
-            x: self.origin[one] for x, one in known if isinstance(one, int) and one in self.origin
-        }
+        variables = getattr(closed, "jaxpr", closed).invars
+        inputs = [self.array(list(one), x.aval.shape) for one, x in zip(axes, variables, strict=True)]
+        self.origin |= {x: self.origin[y] for x, y in zip(inputs, ins, strict=False) if y in self.origin}
         return self.program(closed, inputs, scope)
 
     def _results(self, body: Program) -> list[Axes]:
@@ -288,16 +282,14 @@ class Trace:
         self, eqn: Any, scope: str, axes: list[Axes], ins: Sequence[Value]
     ) -> tuple[tuple[Program, ...], list[Axes]]:
         bodies = tuple(self._body(branch, axes[1:], scope, ins) for branch in eqn.params["branches"])
+        first = zip(self._results(bodies[0]), bodies[0].outputs, eqn.outvars, strict=True)
         results = [
             one if isinstance(out, int) else self.ties.axes(variable.aval.shape)
-            for one, out, variable in zip(
-                self._results(bodies[0]), bodies[0].outputs, eqn.outvars, strict=True
-            )
+            for one, out, variable in first
         ]
         for body in bodies[1:]:
-            for x, y in zip(results, self._results(body), strict=True):
-                if x and y:
-                    self._same([x], [y])
+            pairs = [(x, y) for x, y in zip(results, self._results(body), strict=True) if x and y]
+            self._same([x for x, _ in pairs], [y for _, y in pairs])
         return bodies, results
 
     def layouts(self) -> dict[int, tuple[Layout, ...]]:

@@ -167,18 +167,14 @@ class Ties:
     def _tie_pieces(self, pieces: list[Axis], atom: int) -> None:
         ends = np.cumsum([self.size(piece) for piece in pieces]).tolist()
         own = self.cut([atom], ends[:-1])
-        for piece, tied in zip(pieces, own or [], strict=bool(own)):
-            self.tie(piece, tied)
-        if own is None:
-            for piece in pieces:
+        for piece, tied in zip(pieces, own or pieces, strict=True):
+            if own is None:
                 self.fix(piece, "joined with other pieces")
+            else:
+                self.tie(piece, tied)
 
     def cut(self, axis: Axis, places: Sequence[int]) -> list[Axis] | None:
-        """Cuts an axis into pieces.
-
-        Args:
-          axis: to cut.
-          places: where the pieces after the first one begin.
+        """Cuts an axis at places, where the pieces after the first one begin.
 
         Returns:
           The pieces; None, and the axis is fixed, where a cut goes through a factor.

@@ -117,13 +117,10 @@ class Sizes:
 
     def host_mask(self, layout: Layout) -> np.ndarray:
         """The active positions of an axis at small sizes, bool [full size]."""
-        full = atoms_of(layout)
+        full, own = atoms_of(layout), self.elastic(layout)
         kept = {turns.axis: turns.kept for turns in self.turns.values()}
-        masks = {
-            atom: active_part(full[atom], self.sizes[atom], atom in self.kernels, np)
-            for atom in self.elastic(layout)
-        }
-        masks |= {a: np.isin(np.arange(full[a]), kept[a]) for a in masks.keys() & kept.keys()}
+        masks = {a: active_part(full[a], self.sizes[a], a in self.kernels, np) for a in own}
+        masks |= {a: np.isin(np.arange(full[a]), kept[a]) for a in own & kept.keys()}
         return mask_of(layout, masks)
 
     def position(self, layout: Layout, place: int) -> Any:
@@ -136,8 +133,7 @@ class Sizes:
         """The active part of an array that has its full shape."""
         for axis, layout in enumerate(self.layouts[number]):
             if self.elastic(layout):
-                mask = self.host_mask(layout)
-                value = _take(value, np.flatnonzero(mask), axis)
+                value = _take(value, np.flatnonzero(self.host_mask(layout)), axis)
         return value
 
     def mask(self, value: Any, layouts: Sequence[Layout | None], neutral: Any = 0) -> Any:
@@ -219,9 +215,7 @@ def _take(value: Any, places: np.ndarray, axis: int) -> Any:
 
 
 def _neutral(value: Any, dtype: Any) -> Any:
-    if isinstance(value, bool) or math.isfinite(value):
-        return jnp.asarray(value, dtype)
-    if jnp.issubdtype(dtype, jnp.inexact):
+    if isinstance(value, bool) or math.isfinite(value) or jnp.issubdtype(dtype, jnp.inexact):
         return jnp.asarray(value, dtype)
     info = None if jnp.issubdtype(dtype, jnp.bool_) else jnp.iinfo(dtype)
     return jnp.asarray(value > 0 if info is None else info.max if value > 0 else info.min, dtype)

@@ -229,8 +229,8 @@ class Supernet:
         outputs = jax.tree.unflatten(traced.outputs, results[:count])
         if mutable is False or mutable is None:
             return outputs
-        order = list(self.groups.shapes)
-        updates = {order[place]: x for place, x in zip(traced.updated, results[count:], strict=True)}
+        stored = list(self.groups.shapes)
+        updates = {stored[place]: x for place, x in zip(traced.updated, results[count:], strict=True)}
         kept = {p: x for p, x in updates.items() if x is not None and (mutable is True or p[0] in mutable)}
         return outputs, unflatten(self._untouched(variables, kept, sizes))
 

@@ -58,15 +58,10 @@ def scan_of(traced: Traced, atom: int) -> Scan:
     Raises:
       ValueError: there is none; the message completes a sentence.
     """
-    around = [
-        op
-        for op in _once(traced.program)
-        if op.name == "scan" and any(map(_having(traced, atom), op.bodies[0].arrays()))
-    ]
+    has, scans = _having(traced, atom), (op for op in _once(traced.program) if op.name == "scan")
+    around = [op for op in scans if any(map(has, op.bodies[0].arrays()))]
     if len(around) != 1:
-        raise ValueError(
-            f"it is in {len(around) or 'no'} scan{'s' * (len(around) > 1)}, where one is expected"
-        )
+        raise ValueError(f"it is in {len(around) or 'no'} scan{'s' * (len(around) > 1)}, expected one")
     found = _scan(traced, around[0])
     if found is None:
         raise ValueError("the turns of its scan are no axis of their own")
@@ -79,8 +74,10 @@ def scan_of(traced: Traced, atom: int) -> Scan:
 def scan_around(traced: Traced, program: Program) -> Scan | None:
     """The scan whose turns run a program once."""
     for op in _once(traced.program):
-        if op.name == "scan" and (program is op.bodies[0] or program in _bodies(op.bodies[0])):
-            return _scan(traced, op)
+        if op.name == "scan":
+            inner = (body for one in _once(op.bodies[0]) if one.name in REMAT for body in one.bodies)
+            if program in (op.bodies[0], *inner):
+                return _scan(traced, op)
     return None
 
 
@@ -121,11 +118,8 @@ def hands_on(traced: Traced, scan: Scan, program: Program, region: Region) -> bo
 def only_inside(traced: Traced, scan: Scan, atom: int, module: str) -> bool:
     """Whether all that a scan does with a group is within a module."""
     has = _having(traced, atom)
-    return all(
-        within(op, module) or not any(map(has, (*op.ins, *op.outs)))
-        for op in scan.body.nested()
-        if not op.bodies
-    )
+    plain = (op for op in scan.body.nested() if not op.bodies)
+    return all(within(op, module) or not any(map(has, (*op.ins, *op.outs))) for op in plain)
 
 
 def readers(scan: Scan, program: Program, known: set[int], outside: bool = True) -> Iterator[Operation]:
@@ -146,15 +140,10 @@ def readers(scan: Scan, program: Program, known: set[int], outside: bool = True)
 
 def _once(program: Program) -> Iterator[Operation]:
     """The operations of a program, and of what is checkpointed in it."""
-    for body in (program, *_bodies(program)):
-        yield from body.operations
-
-
-def _bodies(program: Program) -> Iterator[Program]:
     for op in program.operations:
+        yield op
         if op.name in REMAT:
-            yield op.bodies[0]
-            yield from _bodies(op.bodies[0])
+            yield from _once(op.bodies[0])
 
 
 def _having(traced: Traced, atom: int):
