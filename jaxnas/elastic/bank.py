@@ -22,15 +22,17 @@ from jaxnas.elastic.width import Table, combine, constant
 
 
 class Uses(Protocol):
-    """Which copies a network uses; a static, hashable object. U is the number of places.
+    """Which copies a network uses; a static, hashable object. U is the number of places."""
 
-    Attributes:
-      copies: how many are stored.
-      distinct: tables whose sum is the number of different copies in use.
-    """
+    @property
+    def copies(self) -> int:
+        """How many copies are stored."""
+        ...
 
-    copies: Any
-    distinct: Any
+    @property
+    def distinct(self) -> tuple[Table, ...]:
+        """Tables whose sum is the number of different copies in use."""
+        ...
 
     def __call__(self, arch: dict[str, Any]) -> tuple[jax.Array, jax.Array]:
         """The copy that each place takes, int32 [U], and whether it is in use there, bool [U]."""

@@ -33,25 +33,21 @@ ELASTIC_SCOPE = "elastic_run"  # named scope of operations whose products are re
 class StoredSpec:
     """What annotations of stored arrays share: `axes` are tables of their sizes, `gate` of 1 where in use."""
 
-    axes: Any
-    gate: Any
-    option: Any
-
     @functools.cached_property
-    def sizes(self) -> tuple[Table, ...]:
+    def sizes(self: Any) -> tuple[Table, ...]:
         """Tables whose sum is the number of active elements."""
         return (combine(lambda gate, *sizes: gate * math.prod(sizes), self.gate, *self.axes),)
 
     @property
-    def tables(self) -> tuple[Table, ...]:
+    def tables(self: Any) -> tuple[Table, ...]:
         """All that depends on decisions."""
         return (*self.axes, self.gate, *(() if self.option is None else (self.option,)))
 
-    def gated(self, gate: Table) -> Any:
+    def gated(self: Any, gate: Table) -> Any:
         """The annotation of an array that is in use only where `gate` is 1, too."""
-        return dataclasses.replace(self, gate=combine(operator.mul, gate, self.gate))  # pyrefly: ignore[bad-argument-type, bad-specialization]
+        return dataclasses.replace(self, gate=combine(operator.mul, gate, self.gate))
 
-    def shape(self, arch: dict[str, Any]) -> Any:
+    def shape(self: Any, arch: dict[str, Any]) -> tuple[int, ...] | None:
         """The active shape for a concrete hard architecture; None where the array is not in use."""
         return tuple(table.at_host(arch) for table in self.axes) if self.gate.at_host(arch) else None
 

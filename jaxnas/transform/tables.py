@@ -179,7 +179,7 @@ def when_read(op: Operation, number: int, gates: dict[str, Table], runs: Branche
     return combine(operator.mul, gate, combine(lambda *x: max(x), *dict.fromkeys(found)))
 
 
-def _value(one: Value, known: Mapping[Value, Any]) -> Any:
+def _value(one: Value, known: Mapping[int, Any]) -> Any:
     return one.value if isinstance(one, Constant) else known.get(one)
 
 
