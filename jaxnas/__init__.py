@@ -14,7 +14,7 @@ from jaxnas.transform import Depth, Size, Skip, analyze, order, rank_modules, su
 from jaxnas.weights import carry_weights
 
 if TYPE_CHECKING:
-    from jaxnas import data, hf, predictors, report, runs, supernets, tabular, tasks, training
+    from jaxnas import data, hf, nnx, optuna, predictors, report, runs, supernets, tabular, tasks, training
 
 __version__ = "0.1.0"
 
@@ -38,6 +38,8 @@ __all__ = [
     "init",
     "latency",
     "load_subnet",
+    "nnx",
+    "optuna",
     "order",
     "predictors",
     "rank_modules",
@@ -59,6 +61,8 @@ _LATER = (
     "data",
     "experiments",
     "hf",
+    "nnx",
+    "optuna",
     "predictors",
     "report",
     "runs",

@@ -20,7 +20,7 @@ FLOORS = (
     ("supernets",),
     ("cost", "subnet"),
     ("weights",),
-    ("latency", "artifacts", "hf"),
+    ("latency", "artifacts", "hf", "nnx", "optuna"),
     ("tasks",),
     ("training",),
     ("report",),

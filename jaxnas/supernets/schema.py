@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxnas.choice import nearest
 from jaxnas.space import Space, check_space
@@ -139,7 +140,7 @@ def check_multiple(what: str, value: int, of: int) -> None:
 
 def check_images(network: str, images: Any, size: int | None = None, *, multiple: int = 1) -> None:
     """Checks that images are [B, R, R, C], R of a size, or a multiple of what all strides make."""
-    shape, side = jax.tree.map(jnp.shape, images), size or "R"
+    shape, side = jax.tree.map(np.shape, images), size or "R"
     if not isinstance(shape, tuple) or len(shape) != 4 or not shape[1] == shape[2] == (size or shape[2]):
         raise ValueError(f"{network}: expected square images [B, {side}, {side}, channels], got {shape}.")
     check_multiple(f"{network}: the resolution", shape[1], multiple)
