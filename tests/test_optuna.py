@@ -62,7 +62,7 @@ def test_several_objectives_are_several_values():
 
 def test_without_optuna_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "optuna", None)
-    monkeypatch.delitem(sys.modules, "jaxnas.optuna")
+    monkeypatch.delitem(sys.modules, "jaxnas.optuna", raising=False)
     with pytest.raises(ImportError, match=r"jaxnas\[optuna\]"):
         importlib.import_module("jaxnas.optuna")
 
