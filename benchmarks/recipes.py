@@ -32,8 +32,8 @@ from jaxnas.experiments import binary
 from jaxnas.experiments import config as config_lib
 from jaxnas.experiments.config import ConfigError
 from jaxnas.experiments.configs import CONFIGS
+from jaxnas.recipes import Attentive, Distillation, Fair, Progressive, Sandwich, Stratified, Uniform
 from jaxnas.space import Space
-from jaxnas.training import Attentive, Distillation, Fair, Progressive, Sandwich, Stratified, Uniform
 from jaxnas.training.alone import make_scorer
 from jaxnas.training.keys import stream
 from jaxnas.training.setup import prepare

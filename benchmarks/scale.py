@@ -34,7 +34,7 @@ from jax.sharding import Mesh
 
 import jaxnas
 from benchmarks.collectives import communicated
-from jaxnas import files, spaces, supernets, tasks, training
+from jaxnas import files, recipes, spaces, supernets, tasks, training
 from jaxnas.experiments import binary
 from jaxnas.training.mesh import rows_of
 from jaxnas.training.setup import Setup, abstract_state
@@ -114,7 +114,7 @@ def devices_of(count: int) -> list:
 def compile_step(net: supernets.ViT, mesh: Mesh) -> jax.stages.Compiled:
     """The training step for one batch, with AdamW."""
     task, settings = Shapes(), training.Training(steps=1000, batch_size=_BATCH.value)
-    recipe = training.Uniform() if net.space.cardinality > 1 else training.Fixed()
+    recipe = recipes.Uniform() if net.space.cardinality > 1 else recipes.Fixed()
     setup = Setup(task, net, settings, recipe, mesh, settings.optimizer())
     state = abstract_state(setup)
     batch = {

@@ -14,7 +14,7 @@ from jaxnas.transform import Depth, Size, Skip, analyze, order, rank_modules, su
 from jaxnas.weights import carry_weights
 
 if TYPE_CHECKING:
-    from jaxnas import data, hf, predictors, report, runs, supernets, tabular, tasks, training
+    from jaxnas import data, hf, predictors, recipes, report, runs, supernets, tabular, tasks, training
 
 __version__ = "0.1.0"
 
@@ -41,6 +41,7 @@ __all__ = [
     "order",
     "predictors",
     "rank_modules",
+    "recipes",
     "report",
     "runs",
     "save_subnet",
@@ -60,6 +61,7 @@ _LATER = (
     "experiments",
     "hf",
     "predictors",
+    "recipes",
     "report",
     "runs",
     "supernets",

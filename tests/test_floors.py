@@ -22,6 +22,7 @@ FLOORS = (
     ("weights",),
     ("latency", "artifacts", "hf"),
     ("tasks",),
+    ("recipes",),
     ("training",),
     ("report",),
     ("runs",),

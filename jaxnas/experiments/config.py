@@ -26,10 +26,11 @@ import jax.numpy as jnp
 
 from jaxnas import files, runs
 from jaxnas.experiments import expressions, typed
+from jaxnas.recipes import Distillation, Relaxed, Uniform
 from jaxnas.report import result
 from jaxnas.space import Space
 from jaxnas.tasks import Task
-from jaxnas.training import Distillation, Relaxed, Training, Uniform
+from jaxnas.training import Training
 from jaxnas.training.plain import field_names, is_dtype, to_dict
 
 DTYPES = ("float32", "bfloat16")

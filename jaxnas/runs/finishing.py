@@ -17,6 +17,8 @@ from jaxnas import files, processes, report
 from jaxnas.artifacts import needs_module
 from jaxnas.cost import cost
 from jaxnas.latency import median_times
+from jaxnas.recipes.distillation import Distillation, Teacher
+from jaxnas.recipes.hard import Fixed
 from jaxnas.report import result as results
 from jaxnas.report.result import Network, Result
 from jaxnas.runs import again
@@ -32,11 +34,9 @@ from jaxnas.space import Arch
 from jaxnas.subnet import alone
 from jaxnas.tasks import Task
 from jaxnas.tasks.task import check_task
-from jaxnas.training.distillation import Distillation, Teacher
 from jaxnas.training.evaluate import Evaluator, calibrated, make_evaluator
 from jaxnas.training.fit import fit
 from jaxnas.training.plain import to_dict
-from jaxnas.training.recipes import Fixed
 from jaxnas.training.settings import Training
 from jaxnas.training.setup import Options, prepare
 from jaxnas.training.store import interrupted

@@ -13,9 +13,9 @@ import numpy as np
 from jaxnas import search
 from jaxnas.cost import Cost
 from jaxnas.report.result import Budgeted, ReplacementsOf
+from jaxnas.runs.imitation import Imitation
 from jaxnas.space import Arch
 from jaxnas.tasks import Task
-from jaxnas.training.imitation import Imitation
 
 _NEAR = 0.9  # of an upper bound, that random architectures cost at least
 _SHARES = (0.9, 0.8, 0.7, 0.6, 0.5)  # of the largest network's cost

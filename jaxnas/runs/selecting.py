@@ -15,6 +15,9 @@ from jax.sharding import Mesh
 from jaxnas import processes, search
 from jaxnas.cost import Cost
 from jaxnas.executors import Calls
+from jaxnas.recipes import relaxations
+from jaxnas.recipes.recipe import Recipe, TrainState
+from jaxnas.recipes.relaxed import Relaxed
 from jaxnas.report.result import Candidate, SelectionOf
 from jaxnas.runs.lab import Lab
 from jaxnas.runs.methods import BY_BUDGET, Argmax, Perturbation, Pruning, Sampling, Search, Trials
@@ -22,14 +25,11 @@ from jaxnas.runs.ranking import kendall_tau
 from jaxnas.runs.searching import Found, check_complete, history_of, tell
 from jaxnas.space import Arch, Space
 from jaxnas.tasks import Task
-from jaxnas.training import relaxations
 from jaxnas.training.alone import begin, make_trials, make_tuner, on_workers
 from jaxnas.training.deciding import scoring_alone
 from jaxnas.training.evaluate import Evaluator, make_evaluator
 from jaxnas.training.keys import stream
 from jaxnas.training.progress import Clock, Progress
-from jaxnas.training.recipe import Recipe, TrainState
-from jaxnas.training.relaxed import Relaxed
 from jaxnas.training.settings import Training
 from jaxnas.training.setup import Options
 

@@ -21,6 +21,7 @@ from jaxnas import files, processes, search
 from jaxnas.checks import check_counts, check_numbers
 from jaxnas.choice import nearest
 from jaxnas.cost import Cost, cost
+from jaxnas.recipes.recipe import Recipe
 from jaxnas.report.result import SampledSpaceOf, parse
 from jaxnas.runs.lab import Lab
 from jaxnas.search.bounds import feasible
@@ -31,7 +32,6 @@ from jaxnas.training.evaluate import make_evaluator
 from jaxnas.training.fit import fit
 from jaxnas.training.keys import stream
 from jaxnas.training.plain import to_dict
-from jaxnas.training.recipe import Recipe
 from jaxnas.training.settings import Training
 from jaxnas.training.setup import Options
 

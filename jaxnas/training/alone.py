@@ -24,6 +24,8 @@ from jaxnas import executors
 from jaxnas.checks import check_counts
 from jaxnas.choice import nearest
 from jaxnas.processes import on_host
+from jaxnas.recipes.hard import Fixed
+from jaxnas.recipes.recipe import TrainState
 from jaxnas.space import Arch, Space
 from jaxnas.subnet import init
 from jaxnas.tasks import Metric, Task
@@ -32,8 +34,6 @@ from jaxnas.training.divergence import DivergedError
 from jaxnas.training.evaluate import is_batch, make_evaluator
 from jaxnas.training.keys import stream
 from jaxnas.training.progress import Progress
-from jaxnas.training.recipe import TrainState
-from jaxnas.training.recipes import Fixed
 from jaxnas.training.settings import Training
 from jaxnas.training.setup import Options, Setup, abstract_state, batches_of, initial_state, prepare, set_up
 from jaxnas.training.step import make_step, step_of

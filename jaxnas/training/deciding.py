@@ -15,12 +15,12 @@ import numpy as np
 from jax.extend import core
 
 from jaxnas import files
+from jaxnas.recipes.hard import Fixed
+from jaxnas.recipes.recipe import Recipe, TrainState
 from jaxnas.subnet import init
 from jaxnas.tasks import Call, Task
 from jaxnas.training.checkpoint import checksums
 from jaxnas.training.plain import field_names, to_dict
-from jaxnas.training.recipe import Recipe, TrainState
-from jaxnas.training.recipes import Fixed
 from jaxnas.training.settings import Training
 from jaxnas.training.setup import Optimizer, Options, Setup
 

@@ -18,6 +18,8 @@ import jax.numpy as jnp
 from jaxnas import files
 from jaxnas.network import check_contract
 from jaxnas.processes import is_first
+from jaxnas.recipes.hard import usual_recipe
+from jaxnas.recipes.recipe import Recipe, TrainState
 from jaxnas.tasks import Task
 from jaxnas.tasks.task import check_task
 from jaxnas.testing import check_collections, check_network
@@ -26,8 +28,6 @@ from jaxnas.training.deciding import compared_with, deciding, fingerprint
 from jaxnas.training.divergence import check_steps, diverged
 from jaxnas.training.preemption import stop_on_signals
 from jaxnas.training.progress import Clock, Progress, times_line
-from jaxnas.training.recipe import Recipe, TrainState
-from jaxnas.training.recipes import usual_recipe
 from jaxnas.training.settings import SETTINGS, Training, described
 from jaxnas.training.setup import Options, Setup, abstract_state, begin, set_up
 from jaxnas.training.step import Step, several, steps_of_call

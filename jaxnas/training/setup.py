@@ -11,16 +11,17 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 
+from jaxnas.artifacts import load_subnet
 from jaxnas.checks import check_counts
 from jaxnas.cost import Cost
 from jaxnas.cost import cost as cost_of
 from jaxnas.network import check_variables
 from jaxnas.processes import on_host
+from jaxnas.recipes.recipe import Recipe, TrainState
 from jaxnas.subnet import init
 from jaxnas.tasks import Task, check_fits
 from jaxnas.training.keys import check_seed, stream
 from jaxnas.training.mesh import everywhere, place, processes_of, shard_batch, state_sharding
-from jaxnas.training.recipe import Recipe, TrainState
 from jaxnas.training.settings import Training
 from jaxnas.training.step import Step, make_step
 
@@ -104,13 +105,13 @@ def set_up(
 ) -> Setup:
     """Checks a training before anything is compiled, fills in defaults, and loads what the recipe names."""
     if isinstance(recipe, type) or not hasattr(recipe, "gradients"):
-        raise TypeError(f"recipe is {recipe!r}, expected a recipe, as training.Uniform().")
+        raise TypeError(f"recipe is {recipe!r}, expected a recipe, as recipes.Uniform().")
     check_seed(seed)
     check_fits(task, net)
     cost, mesh = options.cost, options.mesh
     if recipe.needs_cost and cost is None:
         cost = cost_of(net, task.inputs)
-    recipe = recipe.loaded()
+    recipe = recipe.loaded(load_subnet)
     recipe.check(net.space, cost)
     return Setup(
         task=task,

@@ -18,12 +18,12 @@ import optax
 from jax import lax
 
 from jaxnas import network
+from jaxnas.recipes.distillation import teacher_logits
+from jaxnas.recipes.recipe import Gradients, Problem, TrainState, standard
 from jaxnas.space import Arch
 from jaxnas.tasks import Call, check_predicts
-from jaxnas.training.distillation import teacher_logits
-from jaxnas.training.mesh import everywhere, program_of, rows_of
-from jaxnas.training.recipe import Gradients, Problem, TrainState
-from jaxnas.training.settings import Training, standard
+from jaxnas.training.mesh import everywhere, program_of, rows_of, spread
+from jaxnas.training.settings import Training
 from jaxnas.weights import channel_sorter
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ def _gradients(setup: Setup, state: TrainState, batches: Mapping[str, Any]) -> t
         setup.training.steps,
         setup.optimizer[1],
         setup.cost,
-        setup.mesh,
+        functools.partial(spread, setup.mesh),
         predict=predict,
         teach=functools.partial(teacher_logits, task),
         sort=functools.partial(sort_channels, net, task.inputs),

@@ -14,10 +14,10 @@ from typing import Any
 
 from jaxnas import files
 from jaxnas.processes import check_shared, is_first
+from jaxnas.recipes.recipe import TrainState
 from jaxnas.training.checkpoint import Checkpointer
 from jaxnas.training.deciding import compared_with
 from jaxnas.training.divergence import DIVERGED, MENDS, Course
-from jaxnas.training.recipe import TrainState
 
 _log = logging.getLogger(__name__)
 CHECKPOINTS, TIMES, RECORDS = "checkpoints", "times.json", "metrics.jsonl"

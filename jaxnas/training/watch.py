@@ -9,12 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxnas.recipes import relaxations
+from jaxnas.recipes.recipe import TrainState
 from jaxnas.space import Arch, Space
 from jaxnas.tasks import Task
-from jaxnas.training import relaxations
 from jaxnas.training.evaluate import make_evaluator
 from jaxnas.training.keys import stream
-from jaxnas.training.recipe import TrainState
 from jaxnas.training.setup import Setup
 
 

@@ -19,9 +19,11 @@ from jaxnas.experiments import config as config_lib
 from jaxnas.experiments import session as session_lib
 from jaxnas.experiments.config import Config, ConfigError
 from jaxnas.experiments.configs import CONFIGS
+from jaxnas.recipes import Fixed, Relaxed, Uniform
 from jaxnas.report import result
+from jaxnas.runs.searching import Found
 from jaxnas.tasks import Images
-from jaxnas.training import Fixed, Relaxed, Training, Uniform
+from jaxnas.training import Training
 
 DIGITS, GUMBEL = CONFIGS["autoformer_digits"], CONFIGS["autoformer_digits_gumbel"]
 WORDS, DEEP = CONFIGS["wikitext2_small"], CONFIGS["wikitext2_deep"]
@@ -270,7 +272,7 @@ def test_a_file_without_a_config_says_what_is_missing_or_where_it_fails(tmp_path
 def test_settings_that_a_selection_would_ignore_and_names_that_are_taken_are_refused(tmp_path):
     task, net = task_of("images"), perceptron()
     small = net.space.smallest()
-    found = runs.Found(small, {"another": small}, ())
+    found = Found(small, {"another": small}, ())
 
     def named(name):
         return lambda: dataclasses.replace(DIGITS, architectures={"mine": {}, name: {}}), ConfigError, name

@@ -7,7 +7,8 @@ from small_tasks import task_of
 
 import jaxnas
 from jaxnas import runs, search, spaces, supernets
-from jaxnas.training import Options, Relaxed, Training, Uniform, fit, make_mesh
+from jaxnas.recipes import Relaxed, Uniform
+from jaxnas.training import Options, Training, fit, make_mesh
 
 TRAINING = Training(steps=4, batch_size=1, learning_rate=1e-2, warmup_steps=1, log_every=1, clip=1.0)
 EVEN = Relaxed(order="joint", relaxation="average")

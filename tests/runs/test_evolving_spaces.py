@@ -12,8 +12,10 @@ from small_tasks import perceptron
 import jaxnas
 from jaxnas import data, runs, search, tasks
 from jaxnas.experiments.configs import CONFIGS
+from jaxnas.recipes import Uniform
 from jaxnas.report.result import SampledSpaceOf
-from jaxnas.training import Options, Training, Uniform, fit, make_evaluator
+from jaxnas.runs.space_evolution import Spaces, measure_last, read_spaces
+from jaxnas.training import Options, Training, fit, make_evaluator
 
 
 def noise(count):
@@ -39,7 +41,7 @@ def evolved(workdir, **changes):
 
 def test_each_space_is_what_the_errors_of_the_one_before_say(tmp_path):
     (net, variables), said = evolved(tmp_path)
-    spaces = runs.read_spaces(tmp_path)
+    spaces = read_spaces(tmp_path)
     assert variables is None and net.space == spaces.space and len(said) == 2
     first, second = spaces.sampled
     assert (first.name, second.name) == ("A", "B") and len(first.errors) == 30
@@ -55,9 +57,9 @@ def test_each_space_is_what_the_errors_of_the_one_before_say(tmp_path):
     again, said = evolved(tmp_path)
     assert again[0].space == net.space and not said
     last = fit(TASK, net, TRAINING)
-    measured = runs.measure_last(TASK, net, last.variables, SETTINGS, runs.Lab(tmp_path))
+    measured = measure_last(TASK, net, last.variables, SETTINGS, runs.Lab(tmp_path))
     assert [one.name for one in measured.sampled] == ["A", "B", "C"] and not measured.sampled[2].shifts
-    assert runs.measure_last(TASK, net, last.variables, SETTINGS, runs.Lab(tmp_path)) == measured
+    assert measure_last(TASK, net, last.variables, SETTINGS, runs.Lab(tmp_path)) == measured
 
 
 def test_a_supernet_may_begin_with_the_weights_that_it_shares(tmp_path):
@@ -119,9 +121,9 @@ def test_the_rules_of_all_configs_allow_their_options():
 def test_spaces_that_were_changed_are_refused(tmp_path, name, value):
     shift = search.Shift("hidden", (1, 2), (2, 3), 1.0, 1, -0.1, 0.01, 0.9)
     sampled = SampledSpaceOf(name="A", et_error=0.2, errors=(0.1, 0.3), shifts=(shift,))
-    spaces = runs.Spaces((NET.space, NET.space), (sampled,), {"seed": 0})
+    spaces = Spaces((NET.space, NET.space), (sampled,), {"seed": 0})
     spaces.write(tmp_path)
-    assert runs.read_spaces(tmp_path) == spaces
+    assert read_spaces(tmp_path) == spaces
     path = tmp_path / "spaces.json"
     values = json.loads(path.read_text())
     (written,) = values["sampled"]
@@ -129,4 +131,4 @@ def test_spaces_that_were_changed_are_refused(tmp_path, name, value):
     del changed[name]
     changed |= {} if value == "gone" else {name: value}
     path.write_text(json.dumps(values))
-    check((lambda: runs.read_spaces(tmp_path), ValueError, "spaces.json", repr(name)))
+    check((lambda: read_spaces(tmp_path), ValueError, "spaces.json", repr(name)))

@@ -13,9 +13,11 @@ from small_tasks import TASKS, net_of, perceptron, task_of
 
 import jaxnas
 from jaxnas import files, report, runs, search, spaces
+from jaxnas.recipes import Distillation, Fixed, Relaxed, Sandwich, Uniform
 from jaxnas.report import findings
 from jaxnas.report import result as results
-from jaxnas.training import Distillation, Fixed, Options, Relaxed, Sandwich, Training, Uniform, fit, make_mesh
+from jaxnas.runs.methods import BY_BUDGET
+from jaxnas.training import Options, Training, fit, make_mesh
 from jaxnas.training.setup import prepare
 
 TRAINING = Training(steps=3, batch_size=8, learning_rate=1e-2, warmup_steps=1, log_every=1, clip=1.0)
@@ -58,7 +60,7 @@ def searched(method, task, net, trained, recipe, lab):
     if method == "strategy":
         sizes = dict(evaluations=6, population=3, parents=2, mutations=1, crossovers=1)
         settings = dataclasses.replace(SEARCH, method=runs.ByStrategy(search.Evolution(net.space, **sizes)))
-    if isinstance(settings.method, runs.BY_BUDGET):
+    if isinstance(settings.method, BY_BUDGET):
         return runs.search_space(task, net, trained.variables, settings, lab)
     return runs.select(task, net, trained.state, settings, recipe, TRAINING, lab)
 

@@ -15,8 +15,9 @@ from small_tasks import net_of, random_graph, task_of
 import jaxnas
 from benchmarks.graph_baselines import GAT, GCN
 from jaxnas import data, runs, spaces, tasks
+from jaxnas.recipes import Relaxed, Uniform
 from jaxnas.supernets import AutoAttendNodes, graph_operations
-from jaxnas.training import Options, Relaxed, Training, Uniform, fit, make_evaluator, make_mesh
+from jaxnas.training import Options, Training, fit, make_evaluator, make_mesh
 from jaxnas.training.setup import prepare
 
 NET = net_of("graphs")

@@ -20,17 +20,9 @@ from small_tasks import disturbed, net_of, perceptron, task_of
 
 import jaxnas
 from jaxnas import files, report, runs, search, tasks, training
-from jaxnas.training import (
-    ConfigMismatch,
-    DivergedError,
-    Fixed,
-    Options,
-    Relaxed,
-    Stopped,
-    Training,
-    Uniform,
-    fit,
-)
+from jaxnas.recipes import Fixed, Relaxed, Uniform
+from jaxnas.training import ConfigMismatch, DivergedError, Options, Stopped, Training, fit
+from jaxnas.training.checkpoint import Checkpointer
 from jaxnas.training.fit import PARTS, restore
 from jaxnas.training.keys import stream
 from jaxnas.training.setup import prepare, set_up
@@ -68,7 +60,7 @@ def column(workdir, split, name="step"):
 
 
 def saved(workdir):
-    with training.Checkpointer(workdir / "checkpoints") as checkpoints:
+    with Checkpointer(workdir / "checkpoints") as checkpoints:
         return checkpoints.steps()
 
 

@@ -15,22 +15,10 @@ from small_tasks import TASKS, disturbed, net_of, perceptron, recalling, task_of
 
 import jaxnas
 from benchmarks.collectives import communicated
-from jaxnas import files, spaces, supernets, training
-from jaxnas.training import (
-    Attentive,
-    Fair,
-    Fixed,
-    Options,
-    Progressive,
-    Relaxed,
-    Sandwich,
-    Training,
-    Uniform,
-    fit,
-    make_evaluator,
-    make_mesh,
-)
-from jaxnas.training.relaxed import Order
+from jaxnas import files, recipes, spaces, supernets
+from jaxnas.recipes import Attentive, Fair, Fixed, Progressive, Relaxed, Sandwich, Uniform
+from jaxnas.recipes.relaxed import Order
+from jaxnas.training import Options, Training, fit, make_evaluator, make_mesh
 from jaxnas.training.setup import prepare
 
 pytestmark = pytest.mark.eight_devices
@@ -43,7 +31,7 @@ def taught(net, task):
     """Random architectures that learn from a trained network."""
     variables = jaxnas.init(net, jax.random.key(4), task.inputs)
     small = jaxnas.extract(net, variables, net.space.largest(), inputs=task.inputs)
-    return Uniform(distill=training.Distillation(teacher=training.Teacher(small.net, small.variables)))
+    return Uniform(distill=recipes.Distillation(teacher=recipes.Teacher(small.net, small.variables)))
 
 
 RECIPES = {

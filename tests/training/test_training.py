@@ -16,7 +16,8 @@ from small_tasks import perceptron, task_of
 
 import jaxnas
 from jaxnas import Choice, training
-from jaxnas.training import Options, Training, Uniform, make_mesh
+from jaxnas.recipes import Uniform
+from jaxnas.training import Options, Training, make_mesh
 from jaxnas.training.divergence import Course
 from jaxnas.training.mesh import shard_batch
 from jaxnas.training.setup import prepare

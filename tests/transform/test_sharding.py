@@ -11,8 +11,9 @@ from small_tasks import task_of
 
 import jaxnas
 from jaxnas import Choice
+from jaxnas.recipes import Uniform
 from jaxnas.tensors import flatten
-from jaxnas.training import Options, Training, Uniform, make_mesh
+from jaxnas.training import Options, Training, make_mesh
 from jaxnas.training.setup import prepare
 
 SGD = optax.sgd(0.1, momentum=0.9), lambda step: 0.1

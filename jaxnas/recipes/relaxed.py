@@ -13,10 +13,9 @@ import optax
 from jaxnas.checks import check_counts, check_numbers
 from jaxnas.choice import nearest
 from jaxnas.cost import Cost
+from jaxnas.recipes import relaxations
+from jaxnas.recipes.recipe import Gradients, Problem, Recipe, TrainState, Watches, check_cost, standard
 from jaxnas.space import Arch, Space
-from jaxnas.training import relaxations
-from jaxnas.training.recipe import Gradients, Problem, Recipe, TrainState, Watches, check_cost
-from jaxnas.training.settings import standard
 
 Order = Literal["joint", "first", "second"]
 

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
-from typing import Any, TypeGuard
+from typing import Any
 
 import flax.struct
 import jax
 import jax.numpy as jnp
 import optax
 from jax import lax
-from jax.sharding import Mesh
-from jax.sharding import PartitionSpec as P
 
+from jaxnas.recipes.distillation import Distillation
+from jaxnas.recipes.recipe import Gradients, Problem
 from jaxnas.space import Arch
 from jaxnas.tasks import Predictions
-from jaxnas.training.distillation import Distillation
-from jaxnas.training.recipe import Gradients, Problem
 
 _LARGEST_NORM = 1.0  # of the gradient of the other networks, where it is projected
 
@@ -123,14 +120,21 @@ def train_together(
         carry=_zeros(given.carry),
         sums=_zeros(shapes.sums),
     )
-    first, leading, mesh = jnp.arange(count) == 0, int(lead), problem.mesh
-    if spread and _divides(mesh, count - leading):
+
+    def without_logits(*given: Any) -> tuple[_Total, jax.Array]:  # which devices need not add up
+        total, losses = in_turn(*given)
+        return dataclasses.replace(total, logits=()), losses
+
+    first, leading, on_devices = jnp.arange(count) == 0, int(lead), None
+    if spread and problem.spread is not None:
+        on_devices = problem.spread(without_logits, count - leading)
+    if on_devices is not None:
         head, losses = nothing, jnp.zeros(0)
         if leading:
             head, losses = in_turn(given, nothing, *jax.tree.map(lambda x: x[:1], (archs, first)))
         rest = jax.tree.map(lambda x: x[leading:], (archs, first))
-        tail, others = _spread(in_turn, mesh)(given, dataclasses.replace(nothing, logits=head.logits), *rest)
-        total = jax.tree.map(jnp.add, *(dataclasses.replace(x, logits=()) for x in (head, tail)))
+        tail, others = on_devices(given, dataclasses.replace(nothing, logits=head.logits), *rest)
+        total = jax.tree.map(jnp.add, dataclasses.replace(head, logits=()), tail)
         losses = jnp.concatenate([losses, others])
     else:
         total, losses = in_turn(given, nothing, archs, first)
@@ -197,28 +201,3 @@ def _zeros(tree: Any) -> Any:
 
 def _where(condition: jax.Array, a: Any, b: Any) -> Any:
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b), a, b)
-
-
-def _divides(mesh: Mesh | None, count: int) -> TypeGuard[Mesh]:
-    """Whether the devices of a mesh have all parameters, and can take equally many networks."""
-    if mesh is None or mesh.size == 1 or mesh.shape.get("model", 1) > 1:
-        return False
-    return count > 0 and count % mesh.size == 0
-
-
-def _spread(in_turn: Callable[..., Any], mesh: Mesh) -> Callable[..., Any]:
-    """`in_turn` with other networks on each device, and the sum of their results."""
-
-    def own(*given: Any) -> tuple[_Total, jax.Array]:
-        total, losses = in_turn(*given)
-        summed = jax.tree.map(lambda x: lax.psum(x, mesh.axis_names), dataclasses.replace(total, logits=()))
-        return summed, losses
-
-    by_device = P(mesh.axis_names)
-    return jax.shard_map(
-        own,
-        mesh=mesh,
-        in_specs=(P(), P(), by_device, by_device),
-        out_specs=(P(), by_device),
-        check_vma=False,
-    )

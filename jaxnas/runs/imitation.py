@@ -12,10 +12,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxnas.recipes.distillation import kl
 from jaxnas.space import Arch
 from jaxnas.tasks import Metric, Task
 from jaxnas.tasks.task import Batch, Call, Sums, check_predicts
-from jaxnas.training.distillation import kl
 
 METRIC = Metric("kl", "nats", "min", lambda sums: sums["kl"] / sums["predictions"])
 

@@ -13,7 +13,6 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxnas.artifacts import load_subnet
 from jaxnas.checks import check_numbers
 from jaxnas.choice import nearest
 from jaxnas.tasks import Call, Predictions, Task
@@ -109,11 +108,11 @@ class Distillation:
         check_numbers(self, "temperature", above=0)
         check_numbers(self, "label_weight", least=0)
 
-    def loaded(self) -> Distillation:
+    def loaded(self, read: Callable[[str], tuple[Any, Any]]) -> Distillation:
         """The distillation with its teacher read from the folder, if it names one."""
         if not isinstance(self.teacher, str):
             return self
-        return dataclasses.replace(self, teacher=Teacher(*load_subnet(self.teacher)))
+        return dataclasses.replace(self, teacher=Teacher(*read(self.teacher)))
 
     def loss(self, predictions: Predictions, teacher: jax.Array) -> jax.Array:
         """The loss of a student, float32 [], from its predictions and a teacher's logits on the same batch.

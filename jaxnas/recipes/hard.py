@@ -16,11 +16,11 @@ import numpy as np
 
 from jaxnas.checks import check_counts, check_numbers
 from jaxnas.cost import Cost
+from jaxnas.recipes.distillation import Distillation, Teacher
+from jaxnas.recipes.recipe import Gradients, Problem, Read, Recipe, Region, TrainState, Watches, region_of
+from jaxnas.recipes.samplers import Random, Sampler, draw
+from jaxnas.recipes.together import Given, train_alone, train_together
 from jaxnas.space import Arch, Space
-from jaxnas.training.distillation import Distillation, Teacher
-from jaxnas.training.recipe import Gradients, Problem, Recipe, Region, TrainState, Watches, region_of
-from jaxnas.training.samplers import Random, Sampler, draw
-from jaxnas.training.together import Given, train_alone, train_together
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,9 +43,9 @@ class _Sampling(Recipe):
         assert not isinstance(found, str)  # `loaded` has read it
         return found
 
-    def loaded(self) -> Self:
+    def loaded(self, read: Read) -> Self:
         """The recipe with its teacher read from a folder."""
-        distill = None if self.distill is None else self.distill.loaded()
+        distill = None if self.distill is None else self.distill.loaded(read)
         return self if distill is self.distill else dataclasses.replace(self, distill=distill)
 
     def check(self, space: Space, cost: Cost | None) -> None:
@@ -330,9 +330,9 @@ class Progressive(Recipe):
                     )
                 before[name] = set(choice.options)
 
-    def loaded(self) -> Self:
+    def loaded(self, read: Read) -> Self:
         """See `Recipe`."""
-        return dataclasses.replace(self, recipe=self.recipe.loaded())
+        return dataclasses.replace(self, recipe=self.recipe.loaded(read))
 
     def init(self, space: Space) -> tuple[Any, Any]:
         """The first state of the inner recipe."""
