@@ -90,8 +90,7 @@ def main() -> None:
 
     @functools.lru_cache(maxsize=1)  # Selections one after another take the same supernet.
     def supernet(recipe: Any, seed: int) -> Trained:
-        options = training.Options(mesh=mesh)
-        return training.fit(task, net, config.training, recipe=recipe, seed=seed, options=options)
+        return training.fit(task, net, config.training, recipe=recipe, seed=seed)
 
     methods = searches(_HEADS.value, net.space)
     for seed in seeds:

@@ -104,8 +104,9 @@ class Config:
 
     @property
     def alone(self) -> Training:
-        """How an architecture is trained alone."""
-        return self.training if self.retraining is None else self.retraining
+        """How an architecture is trained alone: on the devices of `training`."""
+        own, devices = self.retraining or self.training, ("devices", "model_devices")
+        return dataclasses.replace(own, **{name: getattr(self.training, name) for name in devices})
 
 
 def find(registry: Mapping[str, Config], name: str) -> Config:

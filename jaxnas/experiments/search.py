@@ -115,8 +115,7 @@ def main() -> int:
         else:
             found = runs.select(task, net, state, settings, config.recipe, config.training, lab)
         named = {name: net.space.from_dict(values) for name, values in config.architectures.items()}
-        result = runs.finish(task, net, variables, found, lab, named=named, latency=settings.latency)
-        runs.enter_ranking(result, task, net, variables, settings, lab)
+        runs.finish(task, net, variables, found, lab, settings=settings, named=named)
         if config.pretrained and config.distill is not None:
             job = retraining.Retraining(
                 **binary.asked(), architecture="found", weights="inherited", seed=config.seed

@@ -65,7 +65,6 @@ def train() -> None:
                 options=training.Options(
                     variables=start,
                     cost=session.costs(workdir),
-                    mesh=session.mesh,
                     progress=lambda done, _: page.update(
                         f"The supernet is in training: step {done:,} of {steps:,}.", done, steps
                     ),

@@ -1,4 +1,4 @@
-"""The gradients of several architectures in one step."""
+"""The gradients of one architecture, or of several in one step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from jax import lax
 from jaxnas.recipes.distillation import Distillation
 from jaxnas.recipes.recipe import Gradients, Problem
 from jaxnas.space import Arch
-from jaxnas.tasks import Predictions
 
 _LARGEST_NORM = 1.0  # of the gradient of the other networks, where it is projected
 
@@ -46,13 +45,12 @@ def train_alone(
     problem: Problem, given: Given, arch: Arch | None, distill: Distillation | None = None
 ) -> Gradients:
     """The gradients of one architecture, hard or soft; None for a network that has only one."""
-
-    def objective(params: Any) -> Any:
-        return _objective(
-            problem, distill, dataclasses.replace(given, params=params), arch, given.taught, None
-        )
-
-    (loss, (_, carry, sums)), grads = jax.value_and_grad(objective, has_aux=True)(given.params)
+    inputs = given.params, arch, given.batch, given.carry, given.key
+    if distill is None:
+        objective: Any = problem.loss
+    else:
+        objective = functools.partial(_taught, problem, distill, given.taught, None)
+    (loss, (carry, sums, *_)), grads = jax.value_and_grad(objective, has_aux=True)(*inputs)
     hard = arch is not None and all(jnp.issubdtype(x.dtype, jnp.integer) for x in arch.values())
     archs = jax.tree.map(lambda x: x[None], arch) if hard else None
     return Gradients(grads, archs, {"train": carry}, loss, sums)
@@ -92,18 +90,18 @@ def train_together(
 
     def add(given: Given, total: _Total, own: tuple[Arch, jax.Array]) -> tuple[_Total, jax.Array]:
         arch, first = own
-        by_labels = first if lead and given.taught is None else None
-
-        def objective(params: Any) -> Any:
-            student = dataclasses.replace(given, params=params)
-            return _objective(problem, distill, student, arch, total.logits, by_labels)
-
-        (loss, (logits, carry, sums)), grads = jax.value_and_grad(objective, has_aux=True)(given.params)
+        if distill is None:
+            objective: Any = problem.loss
+        else:
+            by_labels = first if lead and given.taught is None else None
+            objective = functools.partial(_taught, problem, distill, total.logits, by_labels)
+        inputs = given.params, arch, given.batch, given.carry, given.key
+        (loss, (carry, sums, *logits)), grads = jax.value_and_grad(objective, has_aux=True)(*inputs)
         added = jax.tree.map(jnp.add, (total.grads, total.sums), (grads, sums))
         return _Total(
             grads=_where(first, total.grads, added[0]) if apart else added[0],
             first=_where(first, grads, total.first) if apart else (),
-            logits=_where(first, logits, total.logits) if lead else total.logits,
+            logits=_where(first, logits[0], total.logits) if lead else total.logits,
             carry=_where(first, carry, total.carry),
             sums=added[1],
         ), loss
@@ -111,24 +109,30 @@ def train_together(
     def in_turn(given: Given, total: _Total, archs: Arch, first: jax.Array) -> tuple[_Total, jax.Array]:
         return lax.scan(functools.partial(add, given), total, (archs, first))
 
-    one = jax.tree.map(lambda x: x[0], archs)
-    shapes, _ = jax.eval_shape(functools.partial(_predict, problem, distill), given, one)
-    nothing = _Total(
-        grads=_zeros(given.params),
-        first=_zeros(given.params) if apart else (),
-        logits=_zeros(shapes.logits) if given.taught is None else given.taught,
-        carry=_zeros(given.carry),
-        sums=_zeros(shapes.sums),
-    )
-
     def without_logits(*given: Any) -> tuple[_Total, jax.Array]:  # which devices need not add up
         total, losses = in_turn(*given)
         return dataclasses.replace(total, logits=()), losses
 
+    inputs = given.params, jax.tree.map(lambda x: x[0], archs), given.batch, given.carry, given.key
+    if distill is None:
+        logits, (_, (_, sums)) = jnp.zeros(0), jax.eval_shape(problem.loss, *inputs)
+    else:
+        assert problem.predict is not None
+        shapes, _ = jax.eval_shape(problem.predict, *inputs)
+        logits, sums = _zeros(shapes.logits) if given.taught is None else given.taught, shapes.sums
+    nothing = _Total(
+        grads=_zeros(given.params),
+        first=_zeros(given.params) if apart else (),
+        logits=logits,
+        carry=_zeros(given.carry),
+        sums=_zeros(sums),
+    )
     first, leading, on_devices = jnp.arange(count) == 0, int(lead), None
     if spread and problem.spread is not None:
         on_devices = problem.spread(without_logits, count - leading)
-    if on_devices is not None:
+    if on_devices is None:
+        total, losses = in_turn(given, nothing, archs, first)
+    else:
         head, losses = nothing, jnp.zeros(0)
         if leading:
             head, losses = in_turn(given, nothing, *jax.tree.map(lambda x: x[:1], (archs, first)))
@@ -136,41 +140,23 @@ def train_together(
         tail, others = on_devices(given, dataclasses.replace(nothing, logits=head.logits), *rest)
         total = jax.tree.map(jnp.add, dataclasses.replace(head, logits=()), tail)
         losses = jnp.concatenate([losses, others])
-    else:
-        total, losses = in_turn(given, nothing, archs, first)
     grads = join(total.first, total.grads, count, project)
     return Gradients(grads, archs, {"train": total.carry}, jnp.mean(losses), total.sums), losses
 
 
-def _objective(
-    problem: Problem,
-    distill: Distillation | None,
-    given: Given,
-    arch: Arch | None,
-    teacher: Any,
-    by_labels: jax.Array | None,
+def _taught(
+    problem: Problem, distill: Distillation, teacher: Any, by_labels: jax.Array | None, *inputs: Any
 ) -> tuple[jax.Array, tuple[Any, Any, Any]]:
-    """The loss of a network, and its logits, carry and sums.
+    """The loss of a network that learns from logits, and its carry, sums and logits.
 
-    It learns from the logits `teacher`, or from the labels where `by_labels`, bool [], is True.
+    It learns from the labels where `by_labels`, bool [], is True.
     """
-    predictions, carry = _predict(problem, distill, given, arch)
-    loss = predictions.loss if distill is None else distill.loss(predictions, teacher)
+    assert problem.predict is not None
+    predictions, carry = problem.predict(*inputs)
+    loss = distill.loss(predictions, teacher)
     if by_labels is not None:
         loss = jnp.where(by_labels, predictions.loss, loss)
-    return loss, (predictions.logits, carry, predictions.sums)
-
-
-def _predict(
-    problem: Problem, distill: Distillation | None, given: Given, arch: Arch | None
-) -> tuple[Predictions, Any]:
-    """The predictions of a network and its carry; without a distillation its loss is enough."""
-    own = given.params, arch, given.batch, given.carry, given.key
-    if distill is not None:
-        assert problem.predict is not None
-        return problem.predict(*own)
-    loss, (carry, sums) = problem.loss(*own)
-    return Predictions(jnp.zeros(0), jnp.zeros(0), loss, sums), carry
+    return loss, (carry, predictions.sums, predictions.logits)
 
 
 def join(first: Any, others: Any, count: int, project: jax.Array | None) -> Any:

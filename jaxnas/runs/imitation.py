@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping
 from typing import Any
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -21,10 +19,11 @@ METRIC = Metric("kl", "nats", "min", lambda sums: sums["kl"] / sums["predictions
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Imitation(Task):
+class Imitation:
     """A task whose metric is KL(reference, network), the mean over predictions.
 
-    It needs no labels, and a change of a network shows in it long before it shows in an accuracy.
+    It needs no labels, and a change of a network shows in it long before it shows in an accuracy. What is not
+    defined here, such as data and inputs, is that of the task.
 
     Attributes:
       task: whose data and predictions they are.
@@ -41,29 +40,10 @@ class Imitation(Task):
     def __post_init__(self) -> None:
         check_predicts(self.task)
 
-    @property
-    def name(self) -> str:  # pyrefly: ignore[bad-override] # of the data, so it is not set
-        """The name of the data."""
-        return self.task.name
-
-    @property
-    def examples(self) -> str:  # pyrefly: ignore[bad-override]
-        """The name of an example."""
-        return self.task.examples
-
-    @property
-    def inputs(self) -> Any:
-        """See `Task`."""
-        return self.task.inputs
-
-    @property
-    def sizes(self) -> Mapping[str, int]:
-        """See `Task`."""
-        return self.task.sizes
-
-    def batches(self, role: str, batch_size: int, seed: int, shard: tuple[int, int] = (0, 1)) -> Any:
-        """See `Task`; they have no predictions of the reference network."""
-        return self.task.batches(role, batch_size, seed, shard)
+    def __getattr__(self, name: str) -> Any:
+        if name == "task":  # of an object that is only being made, as by `copy`
+            raise AttributeError(name)
+        return getattr(self.task, name)
 
     def evaluation(self, role: str, batch_size: int | None, limit: int | None) -> Batch:
         """The task's batches, each with the reference network's logits, float32 [batches, rows, ...]."""
@@ -94,15 +74,3 @@ class Imitation(Task):
         total = jnp.sum(kl(call.batch["reference"], made.logits) * made.weight)
         count = jnp.sum(made.weight)
         return total / jnp.maximum(count, 1), (carry, {"kl": total, "predictions": count})
-
-    def evaluated(self, net: nn.Module) -> nn.Module:
-        """See `Task`."""
-        return self.task.evaluated(net)
-
-    def carry(self, net: nn.Module, rows: int) -> Any:
-        """See `Task`."""
-        return self.task.carry(net, rows)
-
-    def carry_axes(self, carry: Any) -> Any:
-        """See `Task`."""
-        return self.task.carry_axes(carry)

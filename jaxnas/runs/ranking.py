@@ -22,7 +22,6 @@ from jaxnas.training.deciding import scoring_alone
 from jaxnas.training.evaluate import make_evaluator
 from jaxnas.training.keys import stream
 from jaxnas.training.progress import Progress
-from jaxnas.training.setup import Options
 
 NAME = "alone"
 
@@ -81,7 +80,7 @@ def _scores(task: Task, net: nn.Module, archs: Arch, rows: list[int], lab: Lab) 
         steps = training.steps
         yield from (float(calls(text, steps)) for text in begin(calls, net.space, some, steps))
     else:
-        yield from make_scorer(task, net, training, seed=lab.seed, options=Options(mesh=lab.mesh))(some)
+        yield from make_scorer(task, net, training, seed=lab.seed)(some)
 
 
 def rank(task: Task, net: nn.Module, variables: Any, lab: Lab, count: int) -> RankingOf:

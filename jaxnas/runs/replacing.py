@@ -30,7 +30,7 @@ class Replacing:
       replaced: the architectures that differ from it in one place.
     """
 
-    task: Imitation
+    task: Any
     replaced: search.Replacements
 
     def strategies(self, cost: Cost, bounds: Any, samples: int, batch: int) -> dict[str, Any]:

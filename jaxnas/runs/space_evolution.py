@@ -163,7 +163,6 @@ def evolve(
             seed=seed,
             options=Options(
                 variables=variables,
-                mesh=mesh,
                 may_differ=MENDS if turn < done else (),  # of a later space that diverged
             ),
         )

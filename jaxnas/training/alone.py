@@ -128,13 +128,8 @@ def train_seeds(
         raise ValueError(f"train_seeds: {count} architectures and {len(seeds)} seeds; expected as many.")
     size = min(options.together or len(seeds), len(seeds))
     one = jax.tree.map(lambda x: x[0], arch) if several else arch
-    train = _trainer(
-        _setup(task, net, training, one, options, at_once=size > 1),
-        stopping,
-        variables=options.variables,
-        at_once=size > 1,
-        several=several,
-    )
+    setup = set_up(task, net, training, Fixed(one), options=options)
+    train = _trainer(setup, stopping, variables=options.variables, at_once=size > 1, several=several)
     groups = []
     for first in range(0, len(seeds), size):
         own = slice(first, first + size)
@@ -162,19 +157,19 @@ def make_scorer(
     *,
     seed: int = 0,
     limit: int | None = None,
-    options: Options = Options(),
+    together: int | None = None,
 ) -> Callable[[Arch], Iterator[float]]:
     """A function from architectures to their scores on the role "search" after training alone.
 
-    All start from weights and see batches of one seed. One program trains architectures of any size, one
-    after another on a CPU, where each then pays for its own size, and side by side elsewhere.
+    All start from weights and see batches of one seed. One program trains architectures of any size.
 
     Args:
       task, net: the supernet, whose architectures are trained.
       training: of each.
       seed: of the trainings.
       limit: batches at most that they are measured on; None for all.
-      options: see `train_seeds`.
+      together: how many are trained at once. None for all, but on a CPU for one after another, where each
+        then pays for its own size.
 
     Returns:
       `scores(archs)`, which yields the first metric of each architecture of a batch as soon as it is known;
@@ -183,11 +178,11 @@ def make_scorer(
     # Measured once, at the end, as inherited weights are: the best step would be an advantage.
     once = dataclasses.replace(training, evaluate_every=training.steps)
     stopping, metric = EarlyStopping(role="search", limit=limit), task.metrics[0]
-    together = options.together or (1 if jax.default_backend() == "cpu" else None)
+    together = together or (1 if jax.default_backend() == "cpu" else None)
 
     @functools.cache
     def trainer(at_once: bool) -> Callable[..., Seeds]:
-        setup = _setup(task, net, once, net.space.smallest(), options, at_once)
+        setup = set_up(task, net, once, Fixed(net.space.smallest()))
         return _trainer(setup, stopping, at_once=at_once, several=True, test=False)
 
     def scores(archs: Arch) -> Iterator[float]:
@@ -210,7 +205,6 @@ def make_trials(
     *,
     seed: int = 0,
     limit: int | None = None,
-    options: Options = Options(),
 ) -> Callable[[Arch, Any], np.ndarray]:
     """A function from architectures and a fidelity to scores, float32 [n], after `steps[fidelity]` steps.
 
@@ -219,22 +213,16 @@ def make_trials(
 
     @functools.cache
     def scorer(fidelity: int) -> Callable[[Arch], Iterator[float]]:
-        short = training.shortened(steps[fidelity])
-        return make_scorer(task, net, short, seed=seed, limit=limit, options=options)
+        return make_scorer(task, net, training.shortened(steps[fidelity]), seed=seed, limit=limit)
 
     return lambda archs, fidelity: np.asarray([*scorer(int(fidelity))(archs)], np.float32)
 
 
 def on_workers(calls: executors.Calls, space: Space) -> Callable[[Arch, Any], np.ndarray]:
-    """Scores of architectures trained alone on workers, all begun at once.
+    """Scores of architectures trained alone on workers, float32 [n], all begun at once.
 
-    Args:
-      calls: of a function from an architecture as JSON text, and the fidelity or the number of steps, to its
-        score.
-      space: of the architectures.
-
-    Returns:
-      `scores(archs, how)`, float32 [n]; it waits for those that `begin` began before.
+    `calls` are of a function from an architecture as JSON text, and the fidelity or the number of steps, to
+    its score.
     """
     return lambda archs, how: np.asarray(
         [calls(text, how) for text in begin(calls, space, archs, how)], np.float32
@@ -250,13 +238,7 @@ def begin(calls: executors.Calls, space: Space, archs: Arch, how: Any) -> list[s
 
 
 def make_tuner(
-    task: Task,
-    net: nn.Module,
-    training: Training,
-    state: TrainState,
-    *,
-    seed: int = 0,
-    options: Options = Options(),
+    task: Task, net: nn.Module, training: Training, state: TrainState, seed: int = 0
 ) -> Callable[[Arch], Any]:
     """A function that trains a supernet on under a soft architecture, as between the decisions of DARTS-PT.
 
@@ -264,15 +246,16 @@ def make_tuner(
       task, net: what was trained.
       training: of each call; the learning rate begins anew.
       state: the last one of the training, which is left as it is.
-      seed, options: see `fit`.
+      seed: see `fit`.
 
     Returns:
       `tune(arch)`, which gives the variables to evaluate with after the steps of all calls so far. It raises
       `DivergedError` where they are not finite.
     """
     even = jax.tree.map(jax.nn.softmax, net.space.logits())
-    tuning = dataclasses.replace(options, stream="tuning")
-    start, step, batch = prepare(task, net, training, Fixed(even), seed=seed, options=tuning)
+    start, step, batch = prepare(
+        task, net, training, Fixed(even), seed=seed, options=Options(stream="tuning")
+    )
     last, calls = state, 0
 
     def tune(arch: Arch) -> Any:
@@ -294,15 +277,6 @@ def make_tuner(
     return tune
 
 
-def _setup(
-    task: Task, net: nn.Module, training: Training, arch: Arch | None, options: Options, at_once: bool
-) -> Setup:
-    """The setup of trainings of one architecture: side by side they share a device, else each uses all."""
-    one = Mesh(np.asarray(jax.local_devices()[:1]).reshape(1, 1), ("data", "model"))
-    options = dataclasses.replace(options, mesh=one) if at_once else options
-    return set_up(task, net, training, Fixed(arch), options=options)
-
-
 def _trainer(
     setup: Setup,
     stopping: EarlyStopping,
@@ -312,19 +286,14 @@ def _trainer(
     several: bool,
     test: bool = True,
 ) -> Callable[..., Seeds]:
-    """A function that trains a group of seeds, which compiles once.
+    """`train(seeds, arch, label)`, which trains a group of seeds in one program.
 
-    Args:
-      setup: of the trainings.
-      stopping: where they are best.
-      variables: to start from; None for new ones by seed.
-      at_once: whether the group is trained under `vmap`; else it is of one seed.
-      several: whether each seed has an architecture of its own.
-      test: whether they are measured on the test data.
-
-    Returns:
-      `train(seeds, arch, label)`, with a label for the progress, or none.
+    The group is trained under `vmap` if `at_once`, on one device; else it is of one seed, on all devices.
+    With `several`, each seed has an architecture of its own; with `test`, they are measured on the test data.
     """
+    if at_once:
+        one = Mesh(np.asarray(jax.local_devices()[:1]).reshape(1, 1), ("data", "model"))
+        setup = dataclasses.replace(setup, mesh=one)
     task, net, training = setup.task, setup.net, setup.training
     metric, patience = _metric(task, stopping.metric), stopping.patience
     check_role(task.name, stopping.role, ("validation", "search"), "choosing where a training is best")

@@ -104,15 +104,11 @@ class Checkpointer:
           step: not below the latest one saved.
           state: a pytree of arrays and numbers.
           metadata: a dict that JSON can hold.
-          finite: the part of the state that must be finite.
+          finite: the part of the state that must be finite, or NotFinite is raised.
           score: of the state, higher is better; None if it was not measured.
 
         Returns:
           Whether the step is written; False if it was saved before.
-
-        Raises:
-          NotFinite: there is a NaN or an infinity in `finite`; nothing is written.
-          CheckpointError: this step, or the one before it, cannot be written (a full disk).
         """
         steps = self.steps()
         if step in steps:
@@ -121,15 +117,8 @@ class Checkpointer:
             last = f"The last checkpoint is that of step {steps[-1]}." if steps else "There is none yet."
             raise NotFinite(f"step {step} is not saved: {wrong} holds a NaN or an infinity. {last}")
         stored = _stored(state)
-        record = files.plain(
-            {
-                "step": step,
-                "metadata": metadata,
-                "score": score,
-                "leaves": _types(state),
-                "checksums": checksums(stored),
-            }
-        )
+        record = dict(step=step, metadata=metadata, score=score, leaves=_types(state))
+        record = files.plain(record | {"checksums": checksums(stored)})
         self._scores[step] = record["score"]
         self._by_score(steps)  # Reads the scores now: Orbax asks for them while it saves.
         self._being_saved = step, sum(getattr(leaf, "nbytes", 8) for leaf in jax.tree.leaves(stored))
@@ -263,11 +252,6 @@ class Checkpointer:
     ) -> None:
         """Raises for a checkpoint of another training, or of a state of another form."""
         where = self.directory / str(step)
-        if "checksums" not in record:
-            raise CheckpointError(
-                f"the checkpoint {where} was saved by an earlier version of jaxnas. Finish the run with "
-                "that version, or choose another workdir."
-            )
         if lines := differ(record["metadata"]) if differ is not None else []:
             raise ConfigMismatch(
                 f"the checkpoint {where} was made by another training:{files.indented(lines, len(lines))}"

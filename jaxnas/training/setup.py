@@ -36,7 +36,6 @@ class Options:
       variables: to start from; None for new ones.
       optimizer: an optax transformation and its learning rate by step; None for AdamW by the settings.
       cost: of architectures, for recipes that ask for one; None for parameters and products.
-      mesh: of the devices, see `make_mesh`; None for the one that the settings ask for.
       stream: name of the random stream, in `keys.py`.
       may_differ: (dotted) names of what may differ from a checkpoint; "program" for changed code that
         computes the same.
@@ -47,7 +46,6 @@ class Options:
     variables: Mapping[str, Any] | None = None
     optimizer: Optimizer | None = None
     cost: Cost | None = None
-    mesh: Mesh | None = None
     stream: str = "training"
     may_differ: tuple[str, ...] = ()
     progress: Callable[[int, Mapping[str, Any]], None] | None = None
@@ -108,7 +106,7 @@ def set_up(
         raise TypeError(f"recipe is {recipe!r}, expected a recipe, as recipes.Uniform().")
     check_seed(seed)
     check_fits(task, net)
-    cost, mesh = options.cost, options.mesh
+    cost = options.cost
     if recipe.needs_cost and cost is None:
         cost = cost_of(net, task.inputs)
     recipe = recipe.loaded(load_subnet)
@@ -118,7 +116,7 @@ def set_up(
         net=net,
         training=training,
         recipe=recipe,
-        mesh=training.mesh() if mesh is None else mesh,
+        mesh=training.mesh(),
         optimizer=training.optimizer() if options.optimizer is None else options.optimizer,
         cost=cost,
         seed=seed,

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import flax.linen as nn
-import flax.traverse_util
 import jax
 import jax.numpy as jnp
 import optax
@@ -19,9 +18,10 @@ from jax import lax
 
 from jaxnas import network
 from jaxnas.recipes.distillation import teacher_logits
-from jaxnas.recipes.recipe import Gradients, Problem, TrainState, standard
+from jaxnas.recipes.recipe import Problem, TrainState, standard
 from jaxnas.space import Arch
 from jaxnas.tasks import Call, check_predicts
+from jaxnas.tensors import unflatten
 from jaxnas.training.mesh import everywhere, program_of, rows_of, spread
 from jaxnas.training.settings import Training
 from jaxnas.weights import channel_sorter
@@ -67,7 +67,10 @@ def step_of(setup: Setup, where: Any = None) -> Step:
     masks = active_masks(net, task.inputs) if freezes else None
 
     def step(state: TrainState, batches: Mapping[str, Any]) -> tuple[TrainState, dict[str, Any]]:
-        state, found = _gradients(setup, state, batches)
+        problem, key = _problem(setup, state.variables), jax.random.fold_in(state.key, state.step)
+        with program_of(setup.mesh):
+            state = setup.recipe.begin(problem, state)
+            found = setup.recipe.gradients(problem, state, batches, key)
         gradients = found.params
         if where is not None:
             gradients = lax.with_sharding_constraint(gradients, where.params)
@@ -110,21 +113,21 @@ def step_of(setup: Setup, where: Any = None) -> Step:
     return step
 
 
-def _gradients(setup: Setup, state: TrainState, batches: Mapping[str, Any]) -> tuple[TrainState, Gradients]:
-    """The state that a step starts from, as the recipe leaves it, and the step's gradients; traceable."""
-    task, net, recipe = setup.task, setup.net, setup.recipe
+def _problem(setup: Setup, variables: Any) -> Problem:
+    """What the recipe sees of a training; `variables` are those of the state."""
+    task, net = setup.task, setup.net
 
     def call(of_task: Callable[[Call], Any], params: Any, arch: Any, *given: Any) -> Any:
         try:
-            return of_task(Call(net, {**state.variables, "params": params}, arch, *given))
+            return of_task(Call(net, {**variables, "params": params}, arch, *given))
         except Exception as error:  # whatever a network says that never met weights of options
-            if not _is_soft(arch):
+            if not any(jnp.issubdtype(value.dtype, jnp.floating) for value in (arch or {}).values()):
                 raise
-            name = type(net).__name__
+            name, recipe = type(net).__name__, type(setup.recipe).__name__
             raise ValueError(
-                f"{name} fails with a soft architecture, which {type(recipe).__name__} gives it: for each "
-                "decision float32 weights of its options, in place of an index. The layers of jaxnas.elastic "
-                "take both; a recipe of hard architectures is Uniform(). It fails with "
+                f"{name} fails with a soft architecture, which {recipe} gives it: for each decision float32 "
+                "weights of its options, in place of an index. The layers of jaxnas.elastic take both; a "
+                "recipe of hard architectures is Uniform(). It fails with "
                 f"{type(error).__name__}: {error}"
             ) from error
 
@@ -132,7 +135,7 @@ def _gradients(setup: Setup, state: TrainState, batches: Mapping[str, Any]) -> t
         check_predicts(task)
         return call(task.predict, *given)
 
-    problem = Problem(
+    return Problem(
         functools.partial(call, task.loss),
         net.space,
         setup.training.steps,
@@ -143,13 +146,6 @@ def _gradients(setup: Setup, state: TrainState, batches: Mapping[str, Any]) -> t
         teach=functools.partial(teacher_logits, task),
         sort=functools.partial(sort_channels, net, task.inputs),
     )
-    with program_of(setup.mesh):
-        state = recipe.begin(problem, state)
-        return state, recipe.gradients(problem, state, batches, jax.random.fold_in(state.key, state.step))
-
-
-def _is_soft(arch: Arch | None) -> bool:
-    return any(jnp.issubdtype(value.dtype, jnp.floating) for value in (arch or {}).values())
 
 
 def update(
@@ -159,18 +155,11 @@ def update(
     params: Any,
     active: Any = None,
 ) -> tuple[Any, Any]:
-    """One optimizer step that leaves inactive weights, and their moments, bit for bit unchanged.
+    """New parameters and optimizer state; inactive weights and their moments stay bit for bit unchanged.
 
     Weight decay and momentum would otherwise move the layers and channels that were not sampled, too.
-
-    Args:
-      optimizer: any optax transformation.
-      grads, opt_state, params: as optax takes them.
-      active: a tree as `params` of bool arrays that broadcast to them, or None to update everything,
-        as the official AutoFormer code does.
-
-    Returns:
-      New parameters and optimizer state.
+    `active` is a tree as `params` of bool arrays that broadcast to them, or None to update everything, as the
+    official AutoFormer code does.
     """
     updates, new_state = standard(optimizer.update)(grads, opt_state, params)
     if active is None:
@@ -189,19 +178,13 @@ def update(
         active,
         transform_non_params=lambda _: jnp.array(True),
     )
-    new_state = jax.tree.map(keep, masks, new_state, opt_state)
-    return params, new_state
+    return params, jax.tree.map(keep, masks, new_state, opt_state)
 
 
 def active_masks(net: nn.Module, inputs: Any) -> Callable[[Arch], Any]:
     """A function from an architecture to the tree of bool masks of the parameters that it uses."""
     specs = network.annotated(net, inputs).specs
-
-    def masks(arch: Arch) -> Any:
-        flat = {path: spec.mask(arch) for path, spec in specs.items()}
-        return flax.traverse_util.unflatten_dict(flat)
-
-    return masks
+    return lambda arch: unflatten({path: spec.mask(arch) for path, spec in specs.items()})
 
 
 def sort_channels(net: nn.Module, inputs: Any, state: TrainState) -> TrainState:

@@ -196,7 +196,7 @@ def test_a_saved_network_is_a_teacher_by_its_folder(tmp_path):
     # The folder is read when a training begins, and not from what was read before.
     zeros = jax.tree.map(jnp.zeros_like, small.variables)
     jaxnas.save_subnet(folder, small.net, zeros, task.inputs)
-    assert difference(recipe.loaded().teacher.variables, zeros) == 0
+    assert difference(recipe.loaded(jaxnas.load_subnet).teacher.variables, zeros) == 0
 
 
 def test_a_teacher_of_other_classes_or_of_another_kind_is_refused(tmp_path):

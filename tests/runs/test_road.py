@@ -110,7 +110,7 @@ def test_every_method_and_retraining_runs_on_every_task(recipe, kind, every, tmp
     every = every or kind == "images"
     space, mesh = net.space, make_mesh(1)
     made, costs = RECIPES[recipe](space), jaxnas.cost(net, task.inputs)
-    trained = fit(task, net, TRAINING, recipe=made, workdir=tmp_path, options=Options(cost=costs, mesh=mesh))
+    trained = fit(task, net, TRAINING, recipe=made, workdir=tmp_path, options=Options(cost=costs))
     lab = runs.Lab(tmp_path, alone=TRAINING, mesh=mesh, costs=costs)
     side_by_side = len(space) == 1 and next(iter(space.choices.values())).length is not None
     impossible = {"replacements": "regression"} if kind == "table" else {}  # classes have a divergence

@@ -365,8 +365,7 @@ def test_an_evaluation_has_the_standard_error_of_the_mean_of_its_batches():
 @pytest.mark.eight_devices
 def test_default_batches_are_as_many_rows_as_the_data_have_and_the_devices_can_share():
     for devices, rows in ((1, 16), (3, 15)):  # no more than there are to search on
-        options = Options(mesh=training.make_mesh(devices))
-        assert set_up(TASK, NET, Training(steps=2), Relaxed(), options=options).batch_size == rows
+        assert set_up(TASK, NET, Training(steps=2, devices=devices), Relaxed()).batch_size == rows
     assert [task_of("language").rows(role) for role in ("train", "search", "test")] == [49, 11, 8]
 
 

@@ -59,15 +59,16 @@ EVERY = ((kind, recipe) for kind in TASKS for recipe in RECIPES)
 PAIRS += tiers.nightly(*(pair for pair in EVERY if pair not in [*PAIRS, *UNTAUGHT]))
 
 
-def trained(kind, mesh, recipe):
+def trained(kind, recipe, devices=1, model=1):
     task = task_of(kind)
     if kind == "images" and recipe == "uniform":
         task = dataclasses.replace(task, mixup=0.2, crop_padding=1)  # of rows that other devices have
     net = perceptron(1, (4, 8)) if kind == "images" else net_of(kind, scan=True)
     if kind == "language" and recipe != "uniform":
         net = recalling()
-    settings = Training(steps=4, batch_size=8, warmup_steps=0, average=0.5)
-    options = Options(mesh=mesh, optimizer=SGD)
+    where = dict(devices=devices, model_devices=model)
+    settings = Training(steps=4, batch_size=8, warmup_steps=0, average=0.5, **where)
+    options = Options(optimizer=SGD)
     state, step, batch = prepare(task, net, settings, RECIPES[recipe](net, task), options=options)
     for number in range(3):
         state, metrics = step(state, batch(number))
@@ -76,10 +77,10 @@ def trained(kind, mesh, recipe):
 
 @pytest.mark.parametrize(("kind", "recipe"), PAIRS)
 def test_eight_devices_train_as_one_does_by_every_recipe_and_on_every_task(kind, recipe):
-    alone, metrics = trained(kind, make_mesh(1), recipe)
+    alone, metrics = trained(kind, recipe)
     # Rows over four devices, parameters over two; or a network on each, where each has all parameters.
     model = 1 if "spread" in recipe else 2
-    shared, other = trained(kind, make_mesh(8, model), recipe)
+    shared, other = trained(kind, recipe, 8, model)
     assert difference(shared.params, alone.params) <= 1e-5
     assert difference(shared.average, alone.average) <= 1e-5 < difference(alone.average, alone.params)
     assert float(other["loss"]) == pytest.approx(float(metrics["loss"]), abs=1e-5)
@@ -99,17 +100,18 @@ def test_a_training_goes_on_with_other_numbers_of_model_devices(tmp_path):
     net = perceptron(1, options=(4, 8))
     settings = Training(steps=3, batch_size=8, log_every=1, evaluate_every=3, checkpoint_every=1, prefetch=0)
 
-    def train(task, workdir, mesh):
-        return fit(task, net, settings, workdir=workdir, options=Options(mesh=mesh))
+    def train(task, workdir, devices=1, model=1):
+        where = dict(devices=devices, model_devices=model)
+        return fit(task, net, dataclasses.replace(settings, **where), workdir=workdir)
 
     def stop(batch):
         raise InterruptedError
 
-    alone = train(task_of("images"), tmp_path / "alone", make_mesh(1))
+    alone = train(task_of("images"), tmp_path / "alone")
     for at, model in ((1, 4), (2, 2)):
         with pytest.raises(InterruptedError):
-            train(disturbed(at, stop), tmp_path / "moved", make_mesh(8, model))
-    moved = train(task_of("images"), tmp_path / "moved", make_mesh(1))
+            train(disturbed(at, stop), tmp_path / "moved", 8, model)
+    moved = train(task_of("images"), tmp_path / "moved")
     assert moved.complete and difference(moved.variables, alone.variables) <= 1e-5
     lines = [files.read_lines(tmp_path / name / "metrics.jsonl") for name in ("moved", "alone")]
     losses = [[line["loss"] for line in one if "loss" in line] for one in lines]
@@ -126,9 +128,8 @@ def test_a_supernet_takes_the_less_memory_the_more_devices_share_it_and_only_act
     stored = 4 * sum(leaf.size for leaf in jax.tree.leaves(jaxnas.init(net, jax.random.key(0), task.inputs)))
     arguments, moved = {}, {}
     for model in (1, 4):
-        state, step, batch = prepare(
-            task, net, Training(steps=4, batch_size=8), Uniform(), options=Options(mesh=make_mesh(8, model))
-        )
+        settings = Training(steps=4, batch_size=8, devices=8, model_devices=model)
+        state, step, batch = prepare(task, net, settings, Uniform())
         program = step.lower(state, batch(0)).compile()
         arguments[model] = program.memory_analysis().argument_size_in_bytes
         moved[model] = {kind: size for kind, (size, _) in communicated(program.as_text()).items()}
