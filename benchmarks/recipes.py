@@ -36,7 +36,7 @@ from jaxnas.recipes import Attentive, Distillation, Fair, Progressive, Sandwich,
 from jaxnas.space import Space
 from jaxnas.training.alone import make_scorer
 from jaxnas.training.keys import stream
-from jaxnas.training.setup import prepare
+from jaxnas.training.step import prepare
 
 _RECIPES = flags.DEFINE_list("recipes", [], "Names of recipes; all by default.")
 _SEEDS = flags.DEFINE_integer("seeds", 3, "Supernets per recipe.", lower_bound=1)

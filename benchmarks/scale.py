@@ -37,8 +37,7 @@ from benchmarks.collectives import communicated
 from jaxnas import files, recipes, spaces, supernets, tasks, training
 from jaxnas.experiments import binary
 from jaxnas.training.mesh import rows_of
-from jaxnas.training.setup import Setup, abstract_state
-from jaxnas.training.step import make_step
+from jaxnas.training.step import Setup, abstract_state, make_step
 
 _PLATFORM = flags.DEFINE_enum("platform", "cpu", ["cpu", "tpu"], "Compiler; tpu needs libtpu.")
 _DEVICES = flags.DEFINE_list("devices", ["8"], "Numbers of devices.")

@@ -13,7 +13,7 @@ from small_tasks import task_of
 from jaxnas import Choice, Space, predictors, recipes, runs, search, tasks, training
 from jaxnas.recipes.recipe import Problem
 from jaxnas.recipes.relaxations import softmax
-from jaxnas.runs.live_page import LivePage
+from jaxnas.runs.describe import LivePage
 from jaxnas.runs.methods import METHODS
 from jaxnas.training.alone import Seeds
 

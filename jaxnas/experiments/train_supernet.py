@@ -18,7 +18,7 @@ from jaxnas import report, runs, training
 from jaxnas.experiments import binary
 from jaxnas.experiments.config import one_line, pretty
 from jaxnas.experiments.configs import CONFIGS
-from jaxnas.runs.live_page import LivePage
+from jaxnas.runs.describe import LivePage
 from jaxnas.runs.space_evolution import measure_last
 
 

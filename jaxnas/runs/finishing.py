@@ -20,8 +20,7 @@ from jaxnas.recipes.distillation import Distillation, Teacher
 from jaxnas.recipes.hard import Fixed
 from jaxnas.report import result as results
 from jaxnas.report.result import Network, Result
-from jaxnas.runs import again
-from jaxnas.runs.describe import describe_run
+from jaxnas.runs.describe import calls, describe_run, trained_by
 from jaxnas.runs.lab import Lab
 from jaxnas.runs.methods import Search
 from jaxnas.runs.publishing import publish, save
@@ -37,7 +36,7 @@ from jaxnas.training.evaluate import Evaluator, calibrated, make_evaluator
 from jaxnas.training.fit import fit
 from jaxnas.training.plain import to_dict
 from jaxnas.training.settings import Training
-from jaxnas.training.setup import Options, prepare
+from jaxnas.training.step import Options, prepare
 from jaxnas.training.store import interrupted
 
 
@@ -150,14 +149,14 @@ def search_and_finish(
     costs = lab.costs or costs_with_latency(task, net, settings.latency, root)
     lab = dataclasses.replace(lab, costs=costs)
     found = search_space(task, net, variables, settings, lab)
-    trained = again.trained_by(root)
+    trained = trained_by(root)
     config = {
         "network": to_dict(net),
         **{name: trained[name] for name in ("training", "recipe") if name in trained},
         "search": to_dict(settings),
         **({} if lab.alone is None else {"alone": to_dict(lab.alone)}),
         "seed": lab.seed,
-        "again": again.calls(trained, settings, lab),
+        "again": calls(trained, settings, lab),
     }
     lab = dataclasses.replace(lab, config=lab.config or config)
     return finish(task, net, variables, found, lab, settings=settings)

@@ -19,8 +19,8 @@ import numpy as np
 from jaxnas import files, processes, search
 from jaxnas.network import check_variables
 from jaxnas.report.result import ReplacementsOf, SearchOf, SelectionOf
+from jaxnas.runs.describe import LivePage
 from jaxnas.runs.lab import Lab
-from jaxnas.runs.live_page import LivePage
 from jaxnas.runs.methods import BY_BUDGET, ByStrategy, Replacements, Search
 from jaxnas.runs.ranking import trained_alone
 from jaxnas.runs.replacing import replacing

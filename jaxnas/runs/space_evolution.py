@@ -27,13 +27,13 @@ from jaxnas.runs.lab import Lab
 from jaxnas.search.bounds import feasible
 from jaxnas.space import Arch, Space
 from jaxnas.tasks import Task
-from jaxnas.training.divergence import MENDS
 from jaxnas.training.evaluate import make_evaluator
 from jaxnas.training.fit import fit
 from jaxnas.training.keys import stream
 from jaxnas.training.plain import to_dict
 from jaxnas.training.settings import Training
-from jaxnas.training.setup import Options
+from jaxnas.training.step import Options
+from jaxnas.training.store import MENDS
 
 NAME = "spaces.json"
 _DRAWS = 50  # how often a whole sample is drawn, before a bound is taken for one that leaves too few

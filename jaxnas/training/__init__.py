@@ -2,13 +2,13 @@
 
 from jaxnas.training.alone import EarlyStopping, train_seeds
 from jaxnas.training.checkpoint import CheckpointError, ConfigMismatch
-from jaxnas.training.divergence import DivergedError
 from jaxnas.training.evaluate import make_evaluator
 from jaxnas.training.fit import fit, restore
 from jaxnas.training.mesh import make_mesh
 from jaxnas.training.preemption import Stopped
 from jaxnas.training.settings import Training
-from jaxnas.training.setup import Options
+from jaxnas.training.step import Options
+from jaxnas.training.store import DivergedError
 from jaxnas.training.workdir import WorkdirError, open_workdir
 
 __all__ = [

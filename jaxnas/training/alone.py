@@ -30,13 +30,22 @@ from jaxnas.space import Arch, Space
 from jaxnas.subnet import init
 from jaxnas.tasks import Metric, Task
 from jaxnas.tasks.task import check_role
-from jaxnas.training.divergence import DivergedError
 from jaxnas.training.evaluate import is_batch, make_evaluator
 from jaxnas.training.keys import stream
 from jaxnas.training.progress import Progress
 from jaxnas.training.settings import Training
-from jaxnas.training.setup import Options, Setup, abstract_state, batches_of, initial_state, prepare, set_up
-from jaxnas.training.step import make_step, step_of
+from jaxnas.training.step import (
+    Options,
+    Setup,
+    abstract_state,
+    batches_of,
+    initial_state,
+    make_step,
+    prepare,
+    set_up,
+    step_of,
+)
+from jaxnas.training.store import DivergedError
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

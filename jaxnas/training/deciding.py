@@ -22,7 +22,7 @@ from jaxnas.tasks import Call, Task
 from jaxnas.training.checkpoint import checksums
 from jaxnas.training.plain import field_names, to_dict
 from jaxnas.training.settings import Training
-from jaxnas.training.setup import Optimizer, Options, Setup
+from jaxnas.training.step import Optimizer, Options, Setup
 
 _BYTES = 2**22  # of the examples that stand for a role; small data are compared whole
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")

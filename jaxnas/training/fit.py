@@ -25,14 +25,12 @@ from jaxnas.tasks.task import check_task
 from jaxnas.testing import check_collections, check_network
 from jaxnas.training.checkpoint import Checkpointer, NotFinite
 from jaxnas.training.deciding import compared_with, deciding, fingerprint
-from jaxnas.training.divergence import check_steps, diverged
+from jaxnas.training.evaluate import make_watch, score_of
 from jaxnas.training.preemption import stop_on_signals
 from jaxnas.training.progress import Clock, Progress, times_line
 from jaxnas.training.settings import SETTINGS, Training, described
-from jaxnas.training.setup import Options, Setup, abstract_state, begin, set_up
-from jaxnas.training.step import Step, several, steps_of_call
-from jaxnas.training.store import CHECKPOINTS, RECORDS, Store, check_unchanged
-from jaxnas.training.watch import make_watch, score_of
+from jaxnas.training.step import Options, Setup, Step, abstract_state, begin, set_up, several, steps_of_call
+from jaxnas.training.store import CHECKPOINTS, RECORDS, Store, check_steps, check_unchanged, diverged
 
 _log = logging.getLogger(__name__)
 PARTS = ("input", "step", "evaluation", "checkpoint")

@@ -16,7 +16,7 @@ import jaxnas
 from jaxnas import data, files, hf, report, runs, search, tasks
 from jaxnas.recipes import Distillation
 from jaxnas.report import result as results
-from jaxnas.runs.imitation import Imitation
+from jaxnas.runs.replacing import Imitation
 from jaxnas.training import Training, make_evaluator
 
 pytest.importorskip("transformers", reason="it comes with the extra `torch`")

@@ -18,7 +18,7 @@ from jaxnas import Choice, Space, training
 from jaxnas.elastic import Decisions, Mixture
 from jaxnas.recipes import Fixed, Relaxed, Uniform, relaxations
 from jaxnas.training import Options, Training
-from jaxnas.training.setup import prepare
+from jaxnas.training.step import prepare
 
 TASK, NET = dataclasses.replace(task_of("images"), label_smoothing=0.0), perceptron(2, (1, 2, 4))
 SPACE = NET.space

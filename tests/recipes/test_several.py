@@ -19,8 +19,7 @@ from jaxnas.recipes.hard import fair
 from jaxnas.recipes.recipe import Problem, region_of
 from jaxnas.recipes.together import join
 from jaxnas.training import Options
-from jaxnas.training.setup import prepare
-from jaxnas.training.step import active_masks
+from jaxnas.training.step import active_masks, prepare
 
 TASK, NET = dataclasses.replace(task_of("images"), label_smoothing=0.0), perceptron(2, (1, 2, 4))
 SPACE, COST = NET.space, jaxnas.cost(NET, TASK.inputs)

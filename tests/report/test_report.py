@@ -20,7 +20,7 @@ from jaxnas import report
 from jaxnas.report import charts, findings, read_run, vega, words
 from jaxnas.report import result as result_lib
 from jaxnas.report.result import MetricOf, Network, Result, SpaceOf, TaskOf
-from jaxnas.runs.live_page import LivePage
+from jaxnas.runs.describe import LivePage
 
 EVIL = "</script><script>alert('1')</script>\"&"
 KINDS = {

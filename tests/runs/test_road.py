@@ -18,7 +18,7 @@ from jaxnas.report import findings
 from jaxnas.report import result as results
 from jaxnas.runs.methods import BY_BUDGET
 from jaxnas.training import Options, Training, fit, make_mesh
-from jaxnas.training.setup import prepare
+from jaxnas.training.step import prepare
 
 TRAINING = Training(steps=3, batch_size=8, learning_rate=1e-2, warmup_steps=1, log_every=1, clip=1.0)
 RELAXED = dict(start=1, every=1, cost="macs", cost_weight=0.1, target=0.9, learning_rate=0.1)

@@ -18,7 +18,7 @@ from jaxnas import data, runs, spaces, tasks
 from jaxnas.recipes import Relaxed, Uniform
 from jaxnas.supernets import AutoAttendNodes, graph_operations
 from jaxnas.training import Training, fit, make_evaluator, make_mesh
-from jaxnas.training.setup import prepare
+from jaxnas.training.step import prepare
 
 NET = net_of("graphs")
 NODES = 90

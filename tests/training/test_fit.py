@@ -25,7 +25,7 @@ from jaxnas.training import ConfigMismatch, DivergedError, Options, Stopped, Tra
 from jaxnas.training.checkpoint import Checkpointer
 from jaxnas.training.fit import PARTS, restore
 from jaxnas.training.keys import stream
-from jaxnas.training.setup import prepare, set_up
+from jaxnas.training.step import prepare, set_up
 
 TASK, NET, MESH = task_of("images"), perceptron(1), training.make_mesh(1)
 TRAINING = Training(

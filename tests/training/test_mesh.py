@@ -19,7 +19,7 @@ from jaxnas import files, recipes, spaces, supernets
 from jaxnas.recipes import Attentive, Fair, Fixed, Progressive, Relaxed, Sandwich, Uniform
 from jaxnas.recipes.relaxed import Order
 from jaxnas.training import Options, Training, fit, make_evaluator, make_mesh
-from jaxnas.training.setup import prepare
+from jaxnas.training.step import prepare
 
 pytestmark = pytest.mark.eight_devices
 

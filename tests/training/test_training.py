@@ -18,10 +18,9 @@ import jaxnas
 from jaxnas import Choice, training
 from jaxnas.recipes import Uniform
 from jaxnas.training import Options, Training, make_mesh
-from jaxnas.training.divergence import Course
 from jaxnas.training.mesh import shard_batch
-from jaxnas.training.setup import prepare
-from jaxnas.training.step import several, update
+from jaxnas.training.step import prepare, several, update
+from jaxnas.training.store import Course
 
 TASK, WIDEST = task_of("images"), 32
 NET = perceptron(2, range(1, WIDEST + 1))

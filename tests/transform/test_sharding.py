@@ -14,7 +14,7 @@ from jaxnas import Choice
 from jaxnas.recipes import Uniform
 from jaxnas.tensors import flatten
 from jaxnas.training import Options, Training
-from jaxnas.training.setup import prepare
+from jaxnas.training.step import prepare
 
 SGD = optax.sgd(0.1, momentum=0.9), lambda step: 0.1
 
