@@ -11,11 +11,8 @@ import refusals
 from small_tasks import task_of
 
 from jaxnas import Choice, Space, predictors, recipes, runs, search, tasks, training
-from jaxnas.recipes.recipe import Problem
 from jaxnas.recipes.relaxations import softmax
-from jaxnas.runs.describe import LivePage
 from jaxnas.runs.methods import METHODS
-from jaxnas.training.alone import Seeds
 
 SPACE = {"space": Space(digit=Choice(*range(10)).repeat(4))}
 TOKENS = {"kinds": 3, "places": 3}
@@ -66,9 +63,8 @@ SETTINGS = {
 }
 # What these packages give back, or hand to the functions of a user.
 NO_SETTINGS = {
-    *(Problem, Seeds),
     *(search.EvolvedSpace, search.Result, search.Shift, search.Standing, search.State),
-    *(runs.Lab, LivePage),
+    runs.Lab,
     search.Listed,  # its pool says how many evaluations there are
 }
 GROUPS = {training.Training: "training.", runs.Search: "search.", runs.SpaceEvolution: "evolution."}
@@ -92,7 +88,7 @@ def number_fields(cls):
 
 
 def test_every_public_class_with_numbers_is_looked_at():
-    packages = (training, search, predictors, tasks, runs)
+    packages = (recipes, training, search, predictors, tasks, runs)
     public = [getattr(package, name) for package in packages for name in package.__all__]
     classes = {cls for cls in public if isinstance(cls, type) and dataclasses.is_dataclass(cls)}
     assert {cls for cls in classes if number_fields(cls)} - NO_SETTINGS == set(SETTINGS)

@@ -49,11 +49,11 @@ def train() -> None:
         )
         binary.store(config, workdir, ran=False)
         lab = runs.Lab(workdir, config.seed, mesh=session.mesh)
-        start, page = session.pretrained, LivePage(task, session.net.space, workdir)
+        page = LivePage(task, session.net.space, workdir)
         page.begin("The network is being checked and compiled; the first figures appear here after that.")
         if config.evolution is not None:
             evolved = runs.evolve(task, session.net, settings, config.recipe, config.evolution, lab)
-            session, start = dataclasses.replace(session, net=evolved[0]), evolved[1]
+            session = dataclasses.replace(session, net=evolved)
             page = LivePage(task, session.net.space, workdir)
         steps = settings.steps
         try:
@@ -63,7 +63,7 @@ def train() -> None:
                 workdir=workdir,
                 seed=config.seed,
                 options=training.Options(
-                    variables=start,
+                    variables=session.pretrained,
                     cost=session.costs(workdir),
                     progress=lambda done, _: page.update(
                         f"The supernet is in training: step {done:,} of {steps:,}.", done, steps

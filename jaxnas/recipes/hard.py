@@ -29,12 +29,9 @@ class _Sampling(Recipe):
 
     Attributes:
       distill: how networks learn from a teacher; None to learn from the labels alone.
-      spread: whether devices take different networks of a step, where their number divides that of the
-        networks (but for the largest of a sandwich). Each then has all rows of the batch in memory.
     """
 
     distill: Distillation | None = None
-    spread: bool = False
 
     @property
     def teacher(self) -> Teacher | None:
@@ -82,7 +79,7 @@ class _Sampling(Recipe):
         if len(next(iter(archs.values()))) == 1:
             found = train_alone(problem, given, jax.tree.map(lambda x: x[0], archs), self.distill)
         else:
-            found, _ = train_together(problem, given, archs, distill=self.distill, spread=self.spread)
+            found, _ = train_together(problem, given, archs, distill=self.distill)
         return dataclasses.replace(found, recipe=state.recipe)
 
 
@@ -100,7 +97,7 @@ class Uniform(_Sampling):
     Attributes:
       architectures: how many are trained on each batch; their gradients are averaged.
       sampler: how they are drawn: `Random`, every option equally likely; `Stratified`, by size; `Attentive`.
-      distill, spread: see `Sandwich`; a teacher must be given.
+      distill: see `Sandwich`; a teacher must be given.
     """
 
     architectures: int = 1
@@ -143,8 +140,6 @@ class Sandwich(_Sampling):
       distill: how they learn from the largest; None to learn from the labels, as it does.
       project_after: share of the training after which the part of the largest one's gradient that points
         against the others' is dropped, 0 to 1 (NASViT, ICLR 2022); None for the plain mean.
-      spread: whether devices take different architectures, where their number divides that of the networks
-        but the largest. Each then has all rows of the batch in memory.
     """
 
     random: int = 2
@@ -186,7 +181,7 @@ class Sandwich(_Sampling):
             project = state.step >= round(self.project_after * problem.steps)
         given, lead = self.given(problem, state, batches, loss_key), self.distill is not None
         found, losses = train_together(
-            problem, given, joined, distill=self.distill, lead=lead, project=project, spread=self.spread
+            problem, given, joined, distill=self.distill, lead=lead, project=project
         )
         metrics = {"largest_loss": losses[0], "smallest_loss": losses[-1]}
         return dataclasses.replace(found, recipe=state.recipe, metrics=metrics)
@@ -204,7 +199,7 @@ class Fair(_Sampling):
     Attributes:
       architectures: in a step; None for the largest number of options. With the least common multiple of
         the numbers of options, every step is strictly fair.
-      distill, spread: see `Sandwich`; a teacher must be given.
+      distill: see `Sandwich`; a teacher must be given.
     """
 
     architectures: int | None = None

@@ -33,8 +33,6 @@ Predict = Callable[[Any, Any, Any, Any, jax.Array], tuple[Predictions, Any]]
 Read = Callable[[str], tuple[Any, Any]]
 # From (network, variables, batch, carry, key) to logits.
 Teach = Callable[[Any, Any, Any, Any, jax.Array], jax.Array]
-# From a function and a number of networks to the function on several devices; see `Problem`.
-Spread = Callable[[Callable[..., Any], int], Callable[..., Any] | None]
 Array = np.ndarray | jax.Array
 
 
@@ -150,9 +148,6 @@ class Problem:
       steps: of the whole training.
       schedule: learning rate of the parameters by step.
       cost: of an architecture, hard or soft; None if the network's costs are not known.
-      spread: from a function of shared inputs and of one input for each of n networks, and n, to the same
-        function with other networks on each device and the sum of its first results; None where devices
-        cannot take equally many, and share the rows of all.
       predict: what the loss is computed from, for distillation; see `Task.predict`.
       teach: what another trained network predicts for the same augmented batch.
       part: of the space, that a step draws architectures from; None for all of it.
@@ -164,7 +159,6 @@ class Problem:
     steps: int
     schedule: optax.Schedule
     cost: Cost | None = None
-    spread: Spread | None = None
     predict: Predict | None = None
     teach: Teach | None = None
     part: Region | None = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from typing import Any
 
@@ -64,7 +63,6 @@ def train_together(
     distill: Distillation | None = None,
     lead: bool = False,
     project: jax.Array | None = None,
-    spread: bool = False,
 ) -> tuple[Gradients, jax.Array]:
     """The mean of the gradients of some architectures on one batch, with the same augmentation for all.
 
@@ -79,16 +77,13 @@ def train_together(
         the trained network if there is one.
       project: whether the part of the first network's gradient that conflicts with the sum of the others'
         is dropped, bool []; see `join`. None for the plain mean.
-      spread: whether each device of a mesh runs other networks on all rows of the batch instead, where the
-        devices have all parameters and their number divides that of the networks (but for a leading one).
-        The memory is then that of the whole batch.
 
     Returns:
       The gradients, and the losses of the networks, float32 [n], as they were trained.
     """
     count, apart = len(next(iter(archs.values()))), project is not None
 
-    def add(given: Given, total: _Total, own: tuple[Arch, jax.Array]) -> tuple[_Total, jax.Array]:
+    def add(total: _Total, own: tuple[Arch, jax.Array]) -> tuple[_Total, jax.Array]:
         arch, first = own
         if distill is None:
             objective: Any = problem.loss
@@ -106,13 +101,6 @@ def train_together(
             sums=added[1],
         ), loss
 
-    def in_turn(given: Given, total: _Total, archs: Arch, first: jax.Array) -> tuple[_Total, jax.Array]:
-        return lax.scan(functools.partial(add, given), total, (archs, first))
-
-    def without_logits(*given: Any) -> tuple[_Total, jax.Array]:  # which devices need not add up
-        total, losses = in_turn(*given)
-        return dataclasses.replace(total, logits=()), losses
-
     inputs = given.params, jax.tree.map(lambda x: x[0], archs), given.batch, given.carry, given.key
     if distill is None:
         logits, (_, (_, sums)) = jnp.zeros(0), jax.eval_shape(problem.loss, *inputs)
@@ -127,19 +115,7 @@ def train_together(
         carry=_zeros(given.carry),
         sums=_zeros(sums),
     )
-    first, leading, on_devices = jnp.arange(count) == 0, int(lead), None
-    if spread and problem.spread is not None:
-        on_devices = problem.spread(without_logits, count - leading)
-    if on_devices is None:
-        total, losses = in_turn(given, nothing, archs, first)
-    else:
-        head, losses = nothing, jnp.zeros(0)
-        if leading:
-            head, losses = in_turn(given, nothing, *jax.tree.map(lambda x: x[:1], (archs, first)))
-        rest = jax.tree.map(lambda x: x[leading:], (archs, first))
-        tail, others = on_devices(given, dataclasses.replace(nothing, logits=head.logits), *rest)
-        total = jax.tree.map(jnp.add, dataclasses.replace(head, logits=()), tail)
-        losses = jnp.concatenate([losses, others])
+    total, losses = lax.scan(add, nothing, (archs, jnp.arange(count) == 0))
     grads = join(total.first, total.grads, count, project)
     return Gradients(grads, archs, {"train": total.carry}, jnp.mean(losses), total.sums), losses
 

@@ -9,13 +9,11 @@ parameters that a layer uses are gathered there.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
 import jax
 import numpy as np
-from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -75,31 +73,6 @@ def program_of(mesh: Mesh) -> contextlib.AbstractContextManager:
     if mesh.shape.get("model", 1) == 1:
         return contextlib.nullcontext()
     return jax.sharding.use_abstract_mesh(mesh.abstract_mesh)
-
-
-def spread(mesh: Mesh, function: Callable[..., Any], count: int) -> Callable[..., Any] | None:
-    """A function of `count` networks with other ones on each device; see `recipes.recipe.Problem`.
-
-    Returns:
-      From two shared arguments, and others whose leading axis of networks is divided, to the sum over
-      devices of the first result, and the second one joined. None where devices share parameters, or cannot
-      take equally many networks.
-    """
-    if mesh.size == 1 or mesh.shape.get("model", 1) > 1 or count <= 0 or count % mesh.size:
-        return None
-
-    def own(*given: Any) -> tuple[Any, Any]:
-        total, each = function(*given)
-        return jax.tree.map(lambda x: lax.psum(x, mesh.axis_names), total), each
-
-    by_device = P(mesh.axis_names)
-    return jax.shard_map(
-        own,
-        mesh=mesh,
-        in_specs=(P(), P(), by_device, by_device),
-        out_specs=(P(), by_device),
-        check_vma=False,
-    )
 
 
 def shard_batch(batch: Any, mesh: Mesh) -> Any:

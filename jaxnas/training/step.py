@@ -39,7 +39,6 @@ from jaxnas.training.mesh import (
     program_of,
     rows_of,
     shard_batch,
-    spread,
     state_sharding,
 )
 from jaxnas.training.settings import Training
@@ -331,7 +330,6 @@ def _problem(setup: Setup, variables: Any) -> Problem:
         setup.training.steps,
         setup.optimizer[1],
         setup.cost,
-        functools.partial(spread, setup.mesh),
         predict=predict,
         teach=functools.partial(teacher_logits, task),
         sort=functools.partial(sort_channels, net, task.inputs),

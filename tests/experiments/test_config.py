@@ -108,7 +108,7 @@ def test_a_wrong_assignment_says_what_was_expected():
         case(DIGITS, "network.dtype=int8", "network.dtype", "bfloat16", "'int8'"),
         case(DIGITS, "search.method=argmin", "search.method", "argmax"),
         case(DEEP, "search.method.steps=1,a", "1,1", "'1,a'"),
-        case(DIGITS, "recipe=relaxed", "recipe.distill", "recipe.spread"),
+        case(DIGITS, "recipe=relaxed", "recipe.distill"),
         case(WORDS, "architectures=x", "architectures"),
         case(DIGITS, "network.space=par(open('x'))", "par"),
         case(DIGITS, "network.space=pra(6)", "'pra'", "'par'"),
@@ -150,7 +150,7 @@ def test_arrays_and_functions_are_told_apart_in_json():
     assert zeros != ones and zeros.startswith("float64[100] sha256:")
     assert config_lib.to_dict({"f": spaces.par, "d": jnp.bfloat16}) == {"f": "par", "d": "bfloat16"}
     fixed = config_lib.to_dict(Fixed({"hidden": jnp.array([1, 0])}))
-    assert fixed == {"type": "Fixed", "arch": {"hidden": [1, 0]}, "distill": None, "spread": False}
+    assert fixed == {"type": "Fixed", "arch": {"hidden": [1, 0]}, "distill": None}
 
 
 def test_a_config_needs_a_network_with_a_space_a_search_that_begins_and_a_known_name():

@@ -36,7 +36,6 @@ def taught(net, task):
 
 RECIPES = {
     "uniform": lambda *_: Uniform(),
-    "eight, spread": lambda *_: Uniform(architectures=8, spread=True),
     "attentive": lambda *_: Uniform(sampler=Attentive(candidates=2)),
     "taught": taught,
     "sandwich": lambda *_: Sandwich(random=1),
@@ -78,14 +77,12 @@ def trained(kind, recipe, devices=1, model=1):
 @pytest.mark.parametrize(("kind", "recipe"), PAIRS)
 def test_eight_devices_train_as_one_does_by_every_recipe_and_on_every_task(kind, recipe):
     alone, metrics = trained(kind, recipe)
-    # Rows over four devices, parameters over two; or a network on each, where each has all parameters.
-    model = 1 if "spread" in recipe else 2
-    shared, other = trained(kind, recipe, 8, model)
+    shared, other = trained(kind, recipe, 8, 2)  # rows over four devices, parameters over two
     assert difference(shared.params, alone.params) <= 1e-5
     assert difference(shared.average, alone.average) <= 1e-5 < difference(alone.average, alone.params)
     assert float(other["loss"]) == pytest.approx(float(metrics["loss"]), abs=1e-5)
     parts = [leaf.addressable_shards[0].data.size / leaf.size for leaf in jax.tree.leaves(shared.opt_state)]
-    assert min(parts) == 1 / model  # of the momentum too
+    assert min(parts) == 1 / 2  # of the momentum too
     if kind == "language":  # each device remembers its own rows
         memory = shared.carry["train"].inputs
         assert np.abs(memory).max() > 0.1
