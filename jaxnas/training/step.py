@@ -6,10 +6,11 @@ The step is traced once, whatever a recipe trains and on what. Parallelism is wh
 
 from __future__ import annotations
 
+import concurrent.futures
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import flax.linen as nn
 import jax
@@ -219,6 +220,34 @@ def batches_of(setup: Setup) -> Callable[[int], Any]:
 
 
 Step = Callable[[TrainState, Mapping[str, Any]], tuple[TrainState, dict[str, Any]]]
+
+
+class Ahead:
+    """Batches by number, of which the next `count` are made in a thread while a step runs.
+
+    A batch is a function of its number, so making it ahead changes nothing. `end` is the number after the
+    last one.
+    """
+
+    def __init__(self, batch: Callable[[int], Any], count: int, end: int) -> None:
+        self._batch, self._count, self._end = batch, count, end
+        self._made: dict[int, concurrent.futures.Future] = {}
+        self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="batches")
+
+    def __call__(self, number: int) -> Any:
+        """The batch of a number; an error of making it is raised here."""
+        if not self._count:
+            return self._batch(number)
+        for following in range(number, min(number + self._count + 1, self._end)):
+            if following not in self._made:
+                self._made[following] = self._thread.submit(self._batch, following)
+        return self._made.pop(number).result()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._thread.shutdown(wait=True, cancel_futures=True)
 
 
 def make_step(setup: Setup, state: TrainState) -> Step:
