@@ -115,11 +115,7 @@ class Distillation:
         return dataclasses.replace(self, teacher=Teacher(*read(self.teacher)))
 
     def loss(self, predictions: Predictions, teacher: jax.Array) -> jax.Array:
-        """The loss of a student, float32 [], from its predictions and a teacher's logits on the same batch.
-
-        Raises:
-          ValueError: a teacher of other classes.
-        """
+        """The loss of a student, float32 [], by its predictions and a teacher's logits on the same batch."""
         if teacher.shape != predictions.logits.shape:
             raise ValueError(
                 f"the teacher's predictions are {list(teacher.shape)} and the network's "
@@ -143,12 +139,7 @@ class _AsEvaluated:
 
 
 def teacher_logits(task: Task, net: Any, variables: Any, batch: Any, carry: Any, key: jax.Array) -> jax.Array:
-    """The logits of a trained network for a batch as the key augments it, without dropout.
-
-    Raises:
-      ValueError: a teacher of other classes, or a task that hands a memory from batch to batch, which would
-        have to be the teacher's own.
-    """
+    """The logits of a trained network for a batch as the key augments it, without dropout."""
     if jax.tree.leaves(carry):
         raise ValueError(
             f"{task.name} hands a memory from batch to batch, and a trained teacher has none here. The "

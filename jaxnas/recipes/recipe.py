@@ -105,11 +105,7 @@ class Region:
 
 @functools.cache
 def region_of(space: Space, part: Space | None = None) -> Region:
-    """The region of a space, or of a part of it as `Space.restrict` makes it, as NumPy arrays.
-
-    Raises:
-      ValueError: `part` has a choice or an option that the space does not have.
-    """
+    """The region of a space, or of a part of it as `Space.restrict` makes it, as NumPy arrays."""
     part = space if part is None else part
     if set(part) != set(space):
         raise ValueError(

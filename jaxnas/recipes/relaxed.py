@@ -127,8 +127,7 @@ class Relaxed(Recipe):
     def relative_cost(self, space: Space, cost: Cost | None) -> Callable[[Arch], Any] | None:
         """From an architecture, hard or soft, to its cost in units of the reference's; None without a cost.
 
-        Raises:
-          ValueError: a cost that the network does not have, or a reference that costs nothing.
+        A cost that the network does not have, or a reference that costs nothing, raises a ValueError.
         """
         if self.cost is None:
             return None
@@ -150,11 +149,7 @@ class Relaxed(Recipe):
     def gradients(
         self, problem: Problem, state: TrainState, batches: Mapping[str, Any], key: jax.Array
     ) -> Gradients:
-        """Trains parameters and, where it is due, the logits before them, as DARTS does.
-
-        Raises:
-          ValueError: a training that ends before the logits are trained.
-        """
+        """Trains parameters and, where it is due, the logits before them, as DARTS does."""
         if self.start >= problem.steps:
             raise ValueError(
                 f"recipe.start is {self.start}, and training.steps {problem.steps}: the architecture "

@@ -136,15 +136,11 @@ def _taught(
 
 
 def join(first: Any, others: Any, count: int, project: jax.Array | None) -> Any:
-    """The mean gradient of `count` networks.
+    """The mean gradient of `count` networks, from that of the first, () if it is in the sum of the others'.
 
-    Args:
-      first: gradients of the first network, () if they are in `others`.
-      others: sum of the gradients of the others.
-      count: of the networks.
-      project: None for the plain mean. Else the others' sum is limited to a norm of 1, and where this is
-        True, the part of each tensor of `first` that points against it is dropped (Gong et al., NASViT,
-        ICLR 2022, section 3.2, and its code).
+    With `project`, not None, the others' sum is limited to a norm of 1, and where it is True, the part of
+    each tensor of `first` that points against it is dropped (Gong et al., NASViT, ICLR 2022, section 3.2, and
+    its code).
     """
     if project is None:
         return jax.tree.map(lambda x: x / count, others)

@@ -83,13 +83,7 @@ def trained_by(workdir: str | os.PathLike) -> dict[str, Any]:
 
 
 def calls(trained: Mapping[str, Any], settings: Search, lab: Lab) -> str:
-    """The calls that train a supernet and search it.
-
-    Args:
-      trained: see `trained_by`.
-      settings: of the search.
-      lab: of the search.
-    """
+    """The calls that train a supernet, by the settings of `trained_by`, and search it."""
     lines = []
     if "training" in trained:
         more = f", seed={trained['seed']}" if trained["seed"] else ""
@@ -149,11 +143,9 @@ class LivePage:
             self._write(doing, reload=max(1, round(self.every)))
 
     def update(self, doing: str, done: int = 0, total: int = 0) -> None:
-        """Writes the page if it is time.
+        """Writes the page if it is time, with a sentence on what the run is doing.
 
-        Args:
-          doing: a sentence on what the run is doing.
-          done, total: of its steps or evaluations, from which the time left follows; 0 where it is not known.
+        The time left follows from how many of its steps or evaluations are done; 0 where it is not known.
         """
         begun = self.clock()
         since, before = self._first = self._first or (begun, done)

@@ -40,24 +40,13 @@ class Lab:
 
     @property
     def root(self) -> pathlib.Path:
-        """The directory of the run.
-
-        Raises:
-          ValueError: the run has none.
-        """
+        """The directory of the run; without one, a ValueError."""
         if self.workdir is None:
             raise ValueError("the results of a run need a directory; give runs.Lab(workdir=...).")
         return files.as_path(self.workdir)
 
     def training_alone(self, asked_by: str) -> Training:
-        """Returns the settings of trainings alone.
-
-        Args:
-          asked_by: the setting or function that needs them, for the message.
-
-        Raises:
-          ValueError: `alone` is None.
-        """
+        """The settings of trainings alone; without them, a ValueError that says what asked for them."""
         if self.alone is None:
             raise ValueError(f"{asked_by}; give runs.Lab(alone=...), how they are trained alone.")
         return self.alone

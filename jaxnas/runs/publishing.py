@@ -41,8 +41,7 @@ def publish(workdir: str | os.PathLike) -> None:
 def save(workdir: os.PathLike, task: Task, net: Any, variables: Any) -> int | None:
     """Saves a network in `subnet/`: weights, exported program and preprocessing; or a checkpoint as one.
 
-    Returns:
-      The batch size that the program takes; None for any.
+    Returns the batch size that the program takes; None for any.
     """
     folder = files.as_path(workdir) / SUBNET
     if isinstance(net, hf.PrunableNetwork):

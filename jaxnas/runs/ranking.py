@@ -27,21 +27,11 @@ NAME = "alone"
 
 
 def trained_alone(task: Task, net: nn.Module, archs: Arch, lab: Lab) -> np.ndarray:
-    """Scores of architectures after training alone, on the role "search".
+    """Scores of architectures after training alone, on "search": float32 [n], NaN where one diverged.
 
-    Each is appended to search/alone.jsonl when it is known. An architecture that was trained there by the
-    same settings, on the same data, is not trained again, so a killed run resumes with the next one.
-
-    Args:
-      task, net: the supernet.
-      archs: a batch of n architectures.
-      lab: of the run, with `alone`, how each is trained; scores are kept in its directory.
-
-    Returns:
-      float32 [n]; higher is better, and NaN where a training diverged.
-
-    Raises:
-      ValueError: search/alone.jsonl is damaged.
+    Each is appended to search/alone.jsonl of the lab's directory when it is known. An architecture that was
+    trained there by the same settings, `lab.alone`, on the same data, is not trained again, so a killed run
+    resumes with the next one. A damaged file raises a ValueError.
     """
     path = None if lab.workdir is None else lab.root / "search" / "alone.jsonl"
     training = lab.training_alone("trainings alone")

@@ -125,15 +125,8 @@ class Replacing:
     ) -> tuple[Arch, ReplacementsOf]:
         """The best sum of changes within bounds, and what other budgets would cost.
 
-        Args:
-          history: the evaluations of the replacements, in their order.
-          evaluate: from an architecture to its score.
-          cost: of architectures.
-          budget: the name of the cost that other budgets bound, as shares of the largest network's.
-          bounds: on costs.
-
-        Raises:
-          ValueError: bounds that no combination keeps; an evaluation that failed.
+        `history` has the evaluations of the replacements, in their order; `evaluate` gives the score of an
+        architecture. Bounds that no combination keeps, and an evaluation that failed, raise a ValueError.
         """
         scores = [math.nan if line["score"] is None else line["score"] for line in history]
         pick = functools.partial(search.knapsack, self.replaced, scores, cost)
@@ -167,10 +160,6 @@ class Replacing:
 
 
 def replacing(task: Task, net: Any, variables: Any) -> Replacing:
-    """The replacements of places of a network, compared with its largest architecture.
-
-    Raises:
-      ValueError: a task without predictions; a place of too many options.
-    """
+    """The replacements of places of a network, compared with its largest architecture."""
     replaced = search.replacements(net.space)
     return Replacing(Imitation(task, net, variables, replaced.base), replaced)

@@ -168,12 +168,7 @@ def _name(turn: int) -> str:
 
 
 def _check(task: Task, net: Any, settings: SpaceEvolution, seed: int) -> None:
-    """Refuses settings that a space cannot have, before anything is trained.
-
-    Raises:
-      ValueError: too small a sample, an unknown cost or choice, options that their rule does not allow, or a
-        bound that leaves too few architectures.
-    """
+    """Refuses settings that a space cannot have, before anything is trained."""
     if settings.sample < search.LEAST_SAMPLE:
         raise ValueError(
             f"evolution.sample is {settings.sample}, expected at least {search.LEAST_SAMPLE} architectures."

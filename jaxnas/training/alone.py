@@ -170,19 +170,10 @@ def make_scorer(
 ) -> Callable[[Arch], Iterator[float]]:
     """A function from architectures to their scores on the role "search" after training alone.
 
-    All start from weights and see batches of one seed. One program trains architectures of any size.
-
-    Args:
-      task, net: the supernet, whose architectures are trained.
-      training: of each.
-      seed: of the trainings.
-      limit: batches at most that they are measured on; None for all.
-      together: how many are trained at once. None for all, but on a CPU for one after another, where each
-        then pays for its own size.
-
-    Returns:
-      `scores(archs)`, which yields the first metric of each architecture of a batch as soon as it is known;
-      higher is better, and NaN where a training diverged.
+    All start from weights and see batches of one seed. One program trains architectures of any size:
+    `together` at once, by default all, but on a CPU one after another, where each then pays for its own size.
+    `scores(archs)` yields the first metric of each as soon as it is known; higher is better, and NaN where a
+    training diverged. `limit` are the batches at most that they are measured on, None for all.
     """
     # Measured once, at the end, as inherited weights are: the best step would be an advantage.
     once = dataclasses.replace(training, evaluate_every=training.steps)
@@ -251,15 +242,9 @@ def make_tuner(
 ) -> Callable[[Arch], Any]:
     """A function that trains a supernet on under a soft architecture, as between the decisions of DARTS-PT.
 
-    Args:
-      task, net: what was trained.
-      training: of each call; the learning rate begins anew.
-      state: the last one of the training, which is left as it is.
-      seed: see `fit`.
-
-    Returns:
-      `tune(arch)`, which gives the variables to evaluate with after the steps of all calls so far. It raises
-      `DivergedError` where they are not finite.
+    Each call begins the learning rate of `training` anew; `state`, the last one of the supernet's training,
+    is left as it is. `tune(arch)` gives the variables to evaluate with after the steps of all calls so far,
+    or raises `DivergedError` where they are not finite.
     """
     even = jax.tree.map(jax.nn.softmax, net.space.logits())
     start, step, batch = prepare(

@@ -143,18 +143,15 @@ class Checkpointer:
         and a warning says why.
 
         Args:
-          example: a state of the same structure, shapes and types, of arrays or
-            `jax.ShapeDtypeStruct`; its shardings are those of the result.
+          example: a state of the same structure, shapes and types, of arrays or `jax.ShapeDtypeStruct`; its
+            shardings are those of the result.
           differ: from the metadata of a step to lines as of `files.diff`, of what is different now.
           best: take the step of the best score.
 
         Returns:
-          The step, the state and the metadata; None if there is no checkpoint.
-
-        Raises:
-          ConfigMismatch: something differs.
-          CheckpointError: all are damaged (nothing is renamed), the state has other leaves, or the best is
-            asked for where no step has a score.
+          The step, the state and the metadata; None if there is no checkpoint. What differs raises
+          ConfigMismatch; other leaves, damage of all (nothing is renamed) and a best one that is not known
+          raise CheckpointError.
         """
         damaged: dict[int, str] = {}
         steps = self.steps()
@@ -397,9 +394,8 @@ def _types(state: Any) -> dict[str, str]:
 def checksums(state: Any) -> dict[str, list[int]]:
     """Fletcher's sums of each leaf, modulo 2**32: of its words, and of its words times their positions.
 
-    Sums of integers do not depend on their order, so each process sums what it holds, in whatever shards, and
-    only the sums are exchanged. Any change of one word changes the first sum; words that trade places change
-    the second.
+    Sums of integers do not depend on their order, so each process sums what it holds, in whatever shards. Any
+    change of one word changes the first sum; words that trade places change the second.
     """
     leaves = _leaves(state)
     sums = np.stack([_sums(leaf) for leaf in leaves.values()])

@@ -59,13 +59,7 @@ def scoring_alone(task: Task, net: nn.Module, training: Training) -> str:
 
 
 def fingerprint(setup: Setup, state: TrainState, options: Options) -> dict[str, Any]:
-    """All that decides the weights of a training, which `fit` keeps in its checkpoints.
-
-    Args:
-      setup: of the training.
-      state: the first one.
-      options: as given.
-    """
+    """All that decides the weights of a training, which `fit` keeps in its checkpoints."""
     given, cost = options.variables, options.cost if setup.recipe.needs_cost else None
     return {
         **deciding(setup.task, setup.net, setup.training, setup.recipe),

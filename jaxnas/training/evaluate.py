@@ -62,14 +62,11 @@ class Evaluator:
     net: nn.Module
 
     def __call__(self, variables: Any, archs: Arch | None = None) -> Metrics:
-        """The metrics by name.
+        """The metrics by name, float32 [], or float32 [n] for a batch of n architectures; exact.
 
         Args:
           variables: of the network.
           archs: hard or soft; one of them, or a batch with a leading axis. None if the network has only one.
-
-        Returns:
-          float32 [] for a single architecture, float32 [n] for a batch of n; exact over the role's data.
         """
         variables, archs = self._checked(variables, archs)
         if archs is None or not is_batch(self.net.space, archs):
@@ -88,18 +85,11 @@ class Evaluator:
         return None if weight is None else int(jnp.sum(weight > 0))
 
     def with_errors(self, variables: Any, arch: Arch | None = None) -> tuple[Metrics, Metrics]:
-        """The metrics of one architecture, and the standard error of each, by name.
+        """The metrics of one architecture, and the standard error of each, by name: float32 [].
 
         The error is that of the mean over the role's data: a jackknife that leaves out one batch at a time
-        (Efron and Tibshirani, An Introduction to the Bootstrap, 1993, chapter 11). Batches are far longer
-        than the correlations between neighboring tokens of a text.
-
-        Args:
-          variables: of the network.
-          arch: hard or soft, a single one. None if the network has only one.
-
-        Returns:
-          Two times float32 [] for each metric; the errors are NaN where there is only one batch.
+        (Efron and Tibshirani, An Introduction to the Bootstrap, 1993, chapter 11), NaN where there is only
+        one. Batches are far longer than the correlations between neighboring tokens of a text.
         """
         variables, arch = self._checked(variables, arch)
         return self.one(variables, place(arch, everywhere(self.mesh)), self.divided())
@@ -115,13 +105,8 @@ class Evaluator:
     def scores(self, variables: Any, archs: Arch, size: int | None = None) -> np.ndarray:
         """The first metric of a batch of architectures as scores, float32 [n]: higher is better.
 
-        Args:
-          variables: of the network.
-          archs: a batch of n.
-          size: rows to which a shorter batch is padded, so that nothing new is compiled.
-
-        Raises:
-          ValueError: the role is "test", on which nothing may be compared.
+        A shorter batch is padded to `size` rows, so that nothing new is compiled. On the role "test" nothing
+        may be compared, which raises a ValueError.
         """
         check_role(self.task.name, self.role, ("search", "validation"), "a comparison of architectures")
         count = len(next(iter(archs.values())))
@@ -230,13 +215,7 @@ def calibrated(
     """The variables with the batch statistics of one architecture, made from training batches.
 
     For a network that leaves its supernet, or its training: an evaluator makes statistics by itself.
-
-    Args:
-      task: the data.
-      net: a network with a `space`.
-      variables: its variables, returned as they are if the network has no batch statistics.
-      arch: the architecture; None for a network of only one.
-      calibration: training batches that batch statistics are made from.
+    Variables without batch statistics are returned as they are.
     """
     if "batch_stats" not in variables:
         return variables
@@ -305,11 +284,10 @@ def monitored(space: Space, key: jax.Array, count: int = 8) -> Arch:
 
 
 def make_watch(setup: Setup) -> Callable[[TrainState], dict[str, Any]]:
-    """A function from a state to a record for the metrics file.
+    """A function from a state to a record for the metrics file, {} for a task without the role.
 
     It has the first metric of some architectures of a supernet on "search", the probabilities of a recipe
-    with architecture parameters, or the metrics of a fixed network on "validation". It is empty for a task
-    without the role.
+    with architecture parameters, or the metrics of a fixed network on "validation".
     """
     task, net, recipe = setup.task, setup.net, setup.recipe
     if recipe.watches == "probabilities":

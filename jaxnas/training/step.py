@@ -251,33 +251,19 @@ class Ahead:
 
 
 def make_step(setup: Setup, state: TrainState) -> Step:
-    """The compiled training step.
-
-    Args:
-      setup: of the training.
-      state: the first one, or its shapes with shardings; see `setup.abstract_state`.
-
-    Returns:
-      `step(state, batches) -> (state, metrics)`; see `step_of`. It donates the state.
-    """
+    """The step of `step_of`, compiled; it donates the state, of which `state` is the first, or its shapes."""
     where = jax.tree.map(lambda leaf: leaf.sharding, state)
     shardings = dict(in_shardings=(where, rows_of(setup.mesh)), out_shardings=(where, everywhere(setup.mesh)))
     return jax.jit(step_of(setup, where), **shardings, donate_argnums=0)
 
 
 def step_of(setup: Setup, where: Any = None) -> Step:
-    """The training step, traceable.
+    """The training step, traceable: `step(state, batches) -> (state, metrics)`, with a batch for each role.
 
-    Args:
-      setup: of the training.
-      where: the sharding of each part of the state, so that each device gets the sum of its own part of the
-        gradients alone; None to leave that to the compiler.
-
-    Returns:
-      `step(state, batches) -> (state, metrics)`, with a batch for each role of the recipe. Metrics are
-      float32 []: "loss", "learning_rate", "finite" (1 if loss and gradients are finite, or the step was
-      skipped), "skipped" (steps so far, where that is allowed), those of the task and those of the recipe;
-      and "archs", the hard architectures that were trained, if any.
+    Metrics are float32 []: "loss", "learning_rate", "finite" (1 if loss and gradients are finite, or the step
+    was skipped), "skipped" (steps so far, where that is allowed), those of the task and those of the recipe;
+    and "archs", the hard architectures that were trained, if any. With `where`, the sharding of each part of
+    the state, each device gets the sum of its own part of the gradients alone.
     """
     task, net, training = setup.task, setup.net, setup.training
     transformation, schedule = setup.optimizer
@@ -375,8 +361,8 @@ def update(
     """New parameters and optimizer state; inactive weights and their moments stay bit for bit unchanged.
 
     Weight decay and momentum would otherwise move the layers and channels that were not sampled, too.
-    `active` is a tree as `params` of bool arrays that broadcast to them, or None to update everything, as the
-    official AutoFormer code does.
+    `active` is a tree as `params` of bool arrays that broadcast to them, or None to update everything, as
+    AutoFormer's code does.
     """
     updates, new_state = standard(optimizer.update)(grads, opt_state, params)
     if active is None:
@@ -422,13 +408,9 @@ def sort_channels(net: nn.Module, inputs: Any, state: TrainState) -> TrainState:
 def several(step: Step) -> Callable[[TrainState, tuple[Any, ...]], Any]:
     """A step for each of a tuple of batches in one compiled call, which takes less time between steps.
 
-    Args:
-      step: from (state, batches) to (state, metrics).
-
-    Returns:
-      From (state, tuple of batches) to the state and the metrics of the last step, but for "finite",
-      "archs" and "losses", which are those of each step. The state is donated. Batches of different shapes,
-      as texts of different `lengths`, raise a ValueError.
+    It gives the state and the metrics of the last step, but for "finite", "archs" and "losses", which are
+    those of each step. The state is donated. Batches of different shapes, as texts of different `lengths`,
+    raise a ValueError.
     """
 
     @functools.partial(jax.jit, static_argnums=3, donate_argnums=0)
