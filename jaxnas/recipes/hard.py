@@ -351,8 +351,3 @@ class Progressive(Recipe):
         part: Region = jax.tree.map(lambda x: x[phase], stacked)
         found = self.recipe.gradients(dataclasses.replace(problem, part=part), state, batches, key)
         return dataclasses.replace(found, metrics={**found.metrics, "phase": phase.astype(jnp.float32)})
-
-
-def usual_recipe(space: Space) -> Recipe:
-    """A random architecture in each step, or the one that there is."""
-    return Uniform() if space.cardinality > 1 else Fixed()

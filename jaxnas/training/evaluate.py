@@ -277,12 +277,6 @@ def is_batch(space: Space, archs: Arch) -> bool:
     return archs[name].ndim > len(choice.shape) + soft
 
 
-def monitored(space: Space, key: jax.Array, count: int = 8) -> Arch:
-    """The architectures watched during training: smallest, largest and `count` random ones."""
-    ends = jax.tree.map(lambda *leaves: jnp.stack(leaves), space.smallest(), space.largest())
-    return jax.tree.map(lambda a, b: jnp.concatenate([a, b]), ends, space.sample(key, count))
-
-
 def make_watch(setup: Setup) -> Callable[[TrainState], dict[str, Any]]:
     """A function from a state to a record for the metrics file, {} for a task without the role.
 
@@ -291,7 +285,14 @@ def make_watch(setup: Setup) -> Callable[[TrainState], dict[str, Any]]:
     """
     task, net, recipe = setup.task, setup.net, setup.recipe
     if recipe.watches == "probabilities":
-        return _watch_probabilities
+
+        def decided(state: TrainState) -> dict[str, Any]:
+            found = relaxations.softmax(state.logits)
+            rounded = {name: np.asarray(x, np.float64).round(6).tolist() for name, x in found.items()}
+            confidence = float(relaxations.confidence(found))
+            return {"split": "architecture", "confidence": confidence, "probabilities": rounded}
+
+        return decided
     role = "validation" if recipe.watches == "network" else "search"
     if role not in task.sizes:
         return lambda state: {}
@@ -304,7 +305,10 @@ def make_watch(setup: Setup) -> Callable[[TrainState], dict[str, Any]]:
             return {"split": role, **{name: float(value) for name, value in metrics.items()}}
 
         return network
-    archs, metric = monitored(net.space, stream(setup.seed, "monitor")), task.metrics[0].name
+    space, metric = net.space, task.metrics[0].name
+    archs = space.sample(stream(setup.seed, "monitor"), 8)
+    ends = jax.tree.map(lambda *x: jnp.stack(x), space.smallest(), space.largest())
+    archs = jax.tree.map(lambda *x: jnp.concatenate(x), ends, archs)
 
     def sampled(state: TrainState) -> dict[str, Any]:
         smallest, largest, *random = np.asarray(evaluate(state.evaluated(), archs)[metric]).tolist()
@@ -329,14 +333,3 @@ def score_of(task: Task, watched: Mapping[str, Any]) -> float | None:
     known = (watched.get(name) for name in (metric.name, f"random_{metric.name}_mean"))
     value = next((value for value in known if value is not None), None)
     return None if value is None or not np.isfinite(value) else metric.score(value)
-
-
-def _watch_probabilities(state: TrainState) -> dict[str, Any]:
-    probabilities = relaxations.softmax(state.logits)
-    return {
-        "split": "architecture",
-        "confidence": float(relaxations.confidence(probabilities)),
-        "probabilities": {
-            name: np.asarray(x, np.float64).round(6).tolist() for name, x in probabilities.items()
-        },
-    }

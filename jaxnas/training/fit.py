@@ -15,12 +15,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxnas import files
-from jaxnas.network import check_contract
 from jaxnas.processes import is_first
-from jaxnas.recipes.hard import usual_recipe
 from jaxnas.recipes.recipe import Recipe, TrainState
 from jaxnas.tasks import Task
-from jaxnas.tasks.task import check_task
 from jaxnas.testing import check_collections, check_network
 from jaxnas.training.checkpoint import Checkpointer, NotFinite
 from jaxnas.training.deciding import compared_with, deciding, fingerprint
@@ -111,10 +108,7 @@ def fit(
       DivergedError: a loss or gradient that is not finite, or a loss far above its course; the message
         names the last good checkpoint, and later ones are removed.
     """
-    check_task(task)
-    check_contract(net)
     training = training if isinstance(training, Training) else Training(steps=training)
-    recipe = usual_recipe(net.space) if recipe is None else recipe
     setup = set_up(task, net, training, recipe, seed=seed, options=options)
     state, step, batch = begin(setup, options.variables)
     decided_by = {} if workdir is None else fingerprint(setup, state, options)
@@ -123,7 +117,10 @@ def fit(
             _check_network(task, net)
         trained = _train(setup, state, step, batch, store, options.progress or (lambda *_: None))
     if workdir is not None and is_first():
-        files.write_json(files.as_path(workdir) / SETTINGS, described(training, recipe, seed))
+        files.write_json(
+            files.as_path(workdir) / SETTINGS,
+            described(training, setup.recipe, seed),
+        )
     return trained
 
 

@@ -27,6 +27,7 @@ from jaxnas.cost import cost as cost_of
 from jaxnas.network import check_variables
 from jaxnas.processes import on_host
 from jaxnas.recipes.distillation import teacher_logits
+from jaxnas.recipes.hard import Fixed, Uniform
 from jaxnas.recipes.recipe import Problem, Recipe, TrainState, standard
 from jaxnas.space import Arch
 from jaxnas.subnet import init
@@ -119,28 +120,28 @@ class Setup:
 
 
 def set_up(
-    task: Task, net: Any, training: Training, recipe: Recipe, *, seed: int = 0, options: Options = Options()
+    task: Task,
+    net: Any,
+    training: Training,
+    recipe: Recipe | None,
+    *,
+    seed: int = 0,
+    options: Options = Options(),
 ) -> Setup:
     """Checks a training before anything is compiled, fills in defaults, and loads what the recipe names."""
-    if isinstance(recipe, type) or not hasattr(recipe, "gradients"):
+    if recipe is not None and (isinstance(recipe, type) or not hasattr(recipe, "gradients")):
         raise TypeError(f"recipe is {recipe!r}, expected a recipe, as recipes.Uniform().")
     check_seed(seed)
     check_fits(task, net)
-    cost = options.cost
+    if recipe is None:
+        recipe = Uniform() if net.space.cardinality > 1 else Fixed()
+    recipe, cost = recipe.loaded(load_subnet), options.cost
     if recipe.needs_cost and cost is None:
         cost = cost_of(net, task.inputs)
-    recipe = recipe.loaded(load_subnet)
     recipe.check(net.space, cost)
+    optimizer = training.optimizer() if options.optimizer is None else options.optimizer
     return Setup(
-        task=task,
-        net=net,
-        training=training,
-        recipe=recipe,
-        mesh=training.mesh(),
-        optimizer=training.optimizer() if options.optimizer is None else options.optimizer,
-        cost=cost,
-        seed=seed,
-        stream=options.stream,
+        task, net, training, recipe, training.mesh(), optimizer, cost=cost, seed=seed, stream=options.stream
     )
 
 
