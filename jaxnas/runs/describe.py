@@ -89,7 +89,7 @@ def calls(trained: Mapping[str, Any], settings: Search, lab: Lab) -> str:
         more = f", seed={trained['seed']}" if trained["seed"] else ""
         recipe = trained["recipe"]
         given = ", ".join(f"{name}={value!r}" for name, value in recipe.items() if name != "type")
-        more += f", recipe=training.{recipe['type']}({given})" if recipe["type"] != "Uniform" or given else ""
+        more += f", recipe=recipes.{recipe['type']}({given})" if recipe["type"] != "Uniform" or given else ""
         of_training = code(Training(**trained["training"]))
         lines.append(f'trained = training.fit(task, net, {of_training}{more}, workdir="DIR")')
     more = f", seed={lab.seed}" if lab.seed else ""

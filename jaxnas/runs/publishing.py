@@ -7,7 +7,7 @@ from typing import Any
 
 import jaxnas
 from jaxnas import files, hf, report
-from jaxnas.artifacts import DESCRIPTION, PREPROCESSING, PROGRAM, TENSORS, exported_batch
+from jaxnas.artifacts import PREPROCESSING, exported_batch
 from jaxnas.report import findings
 from jaxnas.tasks import Task
 
@@ -30,11 +30,7 @@ def publish(workdir: str | os.PathLike) -> None:
     root, run = files.as_path(workdir), report.read_run(workdir)
     if (chosen := findings.retrained(run)) is not None:
         source = root / "retrained" / chosen.folder / SUBNET
-        paths = [source / name for name in (TENSORS, PROGRAM, PREPROCESSING, DESCRIPTION)]
-        if run.result.loader:
-            paths = sorted(source.iterdir())
-        if all(path.is_file() for path in paths):  # an earlier version saved no program
-            files.replace_folder(root / SUBNET, {path.name: path.read_bytes() for path in paths})
+        files.replace_folder(root / SUBNET, {path.name: path.read_bytes() for path in source.iterdir()})
     report.write(root)
 
 

@@ -168,7 +168,8 @@ def test_the_calls_on_a_page_make_the_run_again_and_a_random_search_is_its_own_b
     calls = first.config["again"]
     assert calls in html.unescape((tmp_path / "DIR" / "report.html").read_text())
     assert first.config["training"] == dataclasses.asdict(TRAINING)
-    names = {"task": task, "net": net, "training": jaxnas.training, "runs": runs, "search": search}
+    names = {"task": task, "net": net, "training": jaxnas.training, "recipes": jaxnas.recipes}
+    names |= {"runs": runs, "search": search}
     exec(calls.replace("DIR", str(tmp_path / "again")), names)
     assert names["result"] == first
 
