@@ -30,7 +30,8 @@ def publish(workdir: str | os.PathLike) -> None:
     root, run = files.as_path(workdir), report.read_run(workdir)
     if (chosen := findings.retrained(run)) is not None:
         source = root / "retrained" / chosen.folder / SUBNET
-        files.replace_folder(root / SUBNET, {path.name: path.read_bytes() for path in source.iterdir()})
+        paths = sorted(path for path in source.iterdir() if not files.is_leftover(path))  # subnet.json last
+        files.replace_folder(root / SUBNET, {path.name: path.read_bytes() for path in paths})
     report.write(root)
 
 
