@@ -164,8 +164,7 @@ def search_space(
         elif isinstance(method, ByStrategy) and finalists:
             first = result.arch
             with clock.part("step"):
-                own = dataclasses.replace(lab, mesh=mesh)
-                archs[label] = best_alone(task, net, method, result, own)
+                archs[label] = best_alone(task, net, method, result, lab)
             if label == "found":
                 archs["best inherited"] = first
         fresh = fresh + len(result.history) - result.resumed

@@ -138,7 +138,7 @@ def train_seeds(
     size = min(options.together or len(seeds), len(seeds))
     one = jax.tree.map(lambda x: x[0], arch) if several else arch
     setup = set_up(task, net, training, Fixed(one), options=options)
-    train = _trainer(setup, stopping, variables=options.variables, at_once=size > 1, several=several)
+    train = _trainer(setup, stopping, at_once=size > 1, several=several)
     groups = []
     for first in range(0, len(seeds), size):
         own = slice(first, first + size)
@@ -275,7 +275,6 @@ def _trainer(
     setup: Setup,
     stopping: EarlyStopping,
     *,
-    variables: Any = None,
     at_once: bool,
     several: bool,
     test: bool = True,
@@ -288,14 +287,12 @@ def _trainer(
     if at_once:
         one = Mesh(np.asarray(jax.local_devices()[:1]).reshape(1, 1), ("data", "model"))
         setup = dataclasses.replace(setup, mesh=one)
-    task, net, training = setup.task, setup.net, setup.training
+    task, net, training, variables = setup.task, setup.net, setup.training, setup.options.variables
     metric, patience = _metric(task, stopping.metric), stopping.patience
     check_role(task.name, stopping.role, ("validation", "search"), "choosing where a training is best")
-    roles = (stopping.role, *(["test"] if test else []))
-    limits = (stopping.limit, None)
+    limits = {stopping.role: stopping.limit, **({"test": None} if test else {})}
     evaluators = {
-        role: make_evaluator(task, net, role, mesh=setup.mesh, limit=limit)
-        for role, limit in zip(roles, limits, strict=False)
+        role: make_evaluator(task, net, role, mesh=setup.mesh, limit=limit) for role, limit in limits.items()
     }
     watched, batch = evaluators[stopping.role], batches_of(setup)
 

@@ -22,7 +22,7 @@ from jaxnas.tasks import Call, Task
 from jaxnas.training.checkpoint import checksums
 from jaxnas.training.plain import field_names, to_dict
 from jaxnas.training.settings import Training
-from jaxnas.training.step import Optimizer, Options, Setup
+from jaxnas.training.step import Optimizer, Setup
 
 _BYTES = 2**22  # of the examples that stand for a role; small data are compared whole
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
@@ -58,13 +58,14 @@ def scoring_alone(task: Task, net: nn.Module, training: Training) -> str:
     return files.digest(files.plain(record))
 
 
-def fingerprint(setup: Setup, state: TrainState, options: Options) -> dict[str, Any]:
+def fingerprint(setup: Setup, state: TrainState) -> dict[str, Any]:
     """All that decides the weights of a training, which `fit` keeps in its checkpoints."""
+    options = setup.options
     given, cost = options.variables, options.cost if setup.recipe.needs_cost else None
     return {
         **deciding(setup.task, setup.net, setup.training, setup.recipe),
         "seed": setup.seed,
-        "stream": setup.stream,
+        "stream": options.stream,
         "variables": None if given is None else weights_digest(given),
         "optimizer": None if options.optimizer is None else _optimizer_digest(options.optimizer, state),
         "cost": None if cost is None else files.plain(cost(setup.net.space.largest())),

@@ -110,8 +110,8 @@ def fit(
     """
     training = training if isinstance(training, Training) else Training(steps=training)
     setup = set_up(task, net, training, recipe, seed=seed, options=options)
-    state, step, batch = begin(setup, options.variables)
-    decided_by = {} if workdir is None else fingerprint(setup, state, options)
+    state, step, batch = begin(setup)
+    decided_by = {} if workdir is None else fingerprint(setup, state)
     with Store(workdir, decided_by, options.may_differ) as store:
         if not store.begun:
             _check_network(task, net)

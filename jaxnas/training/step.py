@@ -91,7 +91,7 @@ class Options:
 
 @dataclasses.dataclass(frozen=True)
 class Setup:
-    """A training that is checked, with all defaults filled in. See `Options` for the fields."""
+    """A training that is checked, with all defaults filled in."""
 
     task: Task
     net: Any
@@ -101,7 +101,7 @@ class Setup:
     optimizer: Optimizer
     cost: Cost | None = None
     seed: int = 0
-    stream: str = "training"
+    options: Options = Options()
 
     @property
     def batch_size(self) -> int:
@@ -140,22 +140,19 @@ def set_up(
         cost = cost_of(net, task.inputs)
     recipe.check(net.space, cost)
     optimizer = training.optimizer() if options.optimizer is None else options.optimizer
-    return Setup(
-        task, net, training, recipe, training.mesh(), optimizer, cost=cost, seed=seed, stream=options.stream
-    )
+    return Setup(task, net, training, recipe, training.mesh(), optimizer, cost, seed, options)
 
 
 def prepare(
     task: Task, net: Any, training: Training, recipe: Recipe, *, seed: int = 0, options: Options = Options()
 ) -> tuple[TrainState, Step, Callable[[int], Any]]:
     """The state at step 0, the compiled step, and the batches by step on the mesh; see `fit`."""
-    setup = set_up(task, net, training, recipe, seed=seed, options=options)
-    return begin(setup, options.variables)
+    return begin(set_up(task, net, training, recipe, seed=seed, options=options))
 
 
-def begin(setup: Setup, variables: Any = None) -> tuple[TrainState, Step, Callable[[int], Any]]:
+def begin(setup: Setup) -> tuple[TrainState, Step, Callable[[int], Any]]:
     """The state at step 0, the compiled step, and the batches by step on the mesh."""
-    batch = batches_of(setup)
+    batch, variables = batches_of(setup), setup.options.variables
     if variables is not None:
         variables = check_variables(setup.net, variables, setup.task.inputs)
         variables = place(on_host(variables), everywhere(setup.mesh))
@@ -175,7 +172,7 @@ def initial_state(setup: Setup, variables: Any = None) -> TrainState:
     """The state at step 0, with these variables or new ones. Traceable."""
     task, net, training = setup.task, setup.net, setup.training
     if variables is None:
-        variables = init(net, stream(setup.seed, f"{setup.stream}_init"), task.inputs)
+        variables = init(net, stream(setup.seed, f"{setup.options.stream}_init"), task.inputs)
     logits, own = setup.recipe.init(net.space)
     return TrainState(
         step=jnp.int32(0),
@@ -185,7 +182,7 @@ def initial_state(setup: Setup, variables: Any = None) -> TrainState:
         logits=logits,
         recipe=own,
         average=variables["params"] if training.average else (),
-        key=stream(setup.seed, setup.stream),
+        key=stream(setup.seed, setup.options.stream),
     )
 
 
