@@ -24,7 +24,7 @@ class Lab:
       workdir: directory of the run, from which a stopped search resumes; None keeps no files.
       seed: of everything random.
       alone: how an architecture is trained alone, as finalists, rankings and retrainings ask for.
-      mesh: of the devices; None for all.
+      mesh: of the devices that evaluate, None for all; trainings use those of their settings.
       costs: of architectures; None for parameters, products and the latency that `Search.latency` asks for.
       workers: trainings alone on workers, by kind ("trials", "alone"); without one they run here, in turn.
       config: plain values that describe the run, recorded with its results.
