@@ -67,12 +67,7 @@ class _Sampling(Recipe):
         return Given(state.params, batch, carry, key, taught)
 
     def train(
-        self,
-        problem: Problem,
-        state: TrainState,
-        batches: Mapping[str, Any],
-        archs: Arch,
-        key: jax.Array,
+        self, problem: Problem, state: TrainState, batches: Mapping[str, Any], archs: Arch, key: jax.Array
     ) -> Gradients:
         """The gradients of a batch of architectures."""
         given = self.given(problem, state, batches, key)

@@ -127,11 +127,7 @@ def finish(
 
 
 def search_and_finish(
-    task: Task,
-    net: nn.Module,
-    variables: Any,
-    settings: Search | None,
-    lab: Lab,
+    task: Task, net: nn.Module, variables: Any, settings: Search | None, lab: Lab
 ) -> Result:
     """`search_space` and `finish`: a small network and its page.
 
@@ -255,10 +251,7 @@ def _speed(task: Task, net: nn.Module, training: Training) -> dict[str, float]:
 
     seconds = median_times({"train": train, "infer": lambda: infer(variables, inputs)}, repeats=10)
     rows = jax.tree.leaves(inputs)[0].shape[0]
-    return {
-        "training_step_ms": 1e3 * seconds["train"],
-        "inference_rows_per_second": rows / seconds["infer"],
-    }
+    return {"training_step_ms": 1e3 * seconds["train"], "inference_rows_per_second": rows / seconds["infer"]}
 
 
 def _measured(evaluators: Mapping[str, Evaluator], variables: Any, arch: Arch | None = None) -> dict:

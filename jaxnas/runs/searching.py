@@ -61,11 +61,7 @@ class Found:
 
 
 def search_space(
-    task: Task,
-    net: nn.Module,
-    variables: Any,
-    settings: Search | None = None,
-    lab: Lab = Lab(),
+    task: Task, net: nn.Module, variables: Any, settings: Search | None = None, lab: Lab = Lab()
 ) -> Found:
     """Searches the space of a supernet under a budget, with its weights: by a strategy, or by replacements.
 

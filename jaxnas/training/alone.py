@@ -272,12 +272,7 @@ def make_tuner(
 
 
 def _trainer(
-    setup: Setup,
-    stopping: EarlyStopping,
-    *,
-    at_once: bool,
-    several: bool,
-    test: bool = True,
+    setup: Setup, stopping: EarlyStopping, *, at_once: bool, several: bool, test: bool = True
 ) -> Callable[..., Seeds]:
     """`train(seeds, arch, label)`, which trains a group of seeds in one program.
 

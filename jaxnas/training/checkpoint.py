@@ -89,12 +89,7 @@ class Checkpointer:
         return sorted(self._orbax.all_steps())
 
     def save(
-        self,
-        step: int,
-        state: Any,
-        metadata: Mapping[str, Any],
-        finite: Any = (),
-        score: float | None = None,
+        self, step: int, state: Any, metadata: Mapping[str, Any], finite: Any = (), score: float | None = None
     ) -> bool:
         """Begins to save a step, and deletes the oldest beyond `max_to_keep`, but for the best.
 
@@ -132,10 +127,7 @@ class Checkpointer:
             )
 
     def restore(
-        self,
-        example: Any,
-        differ: Callable[[Mapping[str, Any]], list[str]] | None = None,
-        best: bool = False,
+        self, example: Any, differ: Callable[[Mapping[str, Any]], list[str]] | None = None, best: bool = False
     ) -> tuple[int, Any, dict[str, Any]] | None:
         """Restores the latest step that is whole, or that of the best score.
 

@@ -44,11 +44,7 @@ def deciding(task: Task, net: nn.Module, training: Training, recipe: Recipe) -> 
 
 def scoring(task: Task, variables: Any, limit: int | None = None) -> dict[str, Any]:
     """Fingerprint of the scores of architectures with these weights on the role "search"."""
-    return {
-        "weights": weights_digest(variables),
-        "data": _evaluated(task, "search"),
-        "limit": limit,
-    }
+    return {"weights": weights_digest(variables), "data": _evaluated(task, "search"), "limit": limit}
 
 
 def scoring_alone(task: Task, net: nn.Module, training: Training) -> str:
@@ -119,10 +115,7 @@ def program_digest(function: Callable[..., Any], *arguments: Any) -> dict[str, s
     """Digest of a function's jaxpr, and the version and backend that traced it."""
     closed = jax.make_jaxpr(function)(*arguments)
     traced_by = f"jax {jax.__version__} on {jax.default_backend()}"
-    return {
-        "digest": _program(closed.jaxpr, closed.consts, {}),
-        "traced_by": traced_by,
-    }
+    return {"digest": _program(closed.jaxpr, closed.consts, {}), "traced_by": traced_by}
 
 
 def _settings(task: Task) -> dict[str, Any]:

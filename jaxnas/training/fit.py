@@ -117,10 +117,7 @@ def fit(
             _check_network(task, net)
         trained = _train(setup, state, step, batch, store, options.progress or (lambda *_: None))
     if workdir is not None and is_first():
-        files.write_json(
-            files.as_path(workdir) / SETTINGS,
-            described(training, setup.recipe, seed),
-        )
+        files.write_json(files.as_path(workdir) / SETTINGS, described(training, setup.recipe, seed))
     return trained
 
 

@@ -350,11 +350,7 @@ def _problem(setup: Setup, variables: Any) -> Problem:
 
 
 def update(
-    optimizer: optax.GradientTransformation,
-    grads: Any,
-    opt_state: Any,
-    params: Any,
-    active: Any = None,
+    optimizer: optax.GradientTransformation, grads: Any, opt_state: Any, params: Any, active: Any = None
 ) -> tuple[Any, Any]:
     """New parameters and optimizer state; inactive weights and their moments stay bit for bit unchanged.
 
