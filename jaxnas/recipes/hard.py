@@ -64,23 +64,13 @@ class _Sampling(Recipe):
         if self.teacher is not None:
             assert problem.teach is not None
             taught = problem.teach(self.teacher.net, state.recipe["teacher"], batch, carry, key)
-        return Given(state.params, batch, carry, key, taught)
+        return Given(problem, state.params, batch, carry, key, state.recipe, taught)
 
-    def train(
-        self, problem: Problem, state: TrainState, batches: Mapping[str, Any], archs: Arch, key: jax.Array
-    ) -> Gradients:
+    def train(self, given: Given, archs: Arch) -> Gradients:
         """The gradients of a batch of architectures."""
-        given = self.given(problem, state, batches, key)
         if len(next(iter(archs.values()))) == 1:
-            found = train_alone(problem, given, jax.tree.map(lambda x: x[0], archs), self.distill)
-        else:
-            found, _ = train_together(problem, given, archs, distill=self.distill)
-        return dataclasses.replace(found, recipe=state.recipe)
-
-
-def _loss_of(problem: Problem, state: TrainState, batches: Mapping[str, Any], key: jax.Array) -> Any:
-    """A function from an architecture to its loss on the training batch."""
-    return lambda arch: problem.loss(state.params, arch, batches["train"], state.carry["train"], key)[0]
+            return train_alone(given, jax.tree.map(lambda x: x[0], archs), self.distill)
+        return train_together(given, archs, distill=self.distill)[0]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -116,9 +106,9 @@ class Uniform(_Sampling):
     ) -> Gradients:
         """Trains random architectures."""
         arch_key, loss_key = jax.random.split(key)
-        loss = _loss_of(problem, state, batches, loss_key)
-        archs = draw(self.sampler, problem, loss, arch_key, self.architectures)
-        return self.train(problem, state, batches, archs, loss_key)
+        given = self.given(problem, state, batches, loss_key)
+        archs = draw(self.sampler, problem, given.loss, arch_key, self.architectures)
+        return self.train(given, archs)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -166,20 +156,17 @@ class Sandwich(_Sampling):
     ) -> Gradients:
         """Trains the largest architecture, random ones, and the smallest."""
         arch_key, loss_key = jax.random.split(key)
+        given, lead = self.given(problem, state, batches, loss_key), self.distill is not None
         archs = [jax.tree.map(lambda x: x[None], arch) for arch in (problem.largest(), problem.smallest())]
         if self.random:
-            loss = _loss_of(problem, state, batches, loss_key)
-            archs.insert(1, draw(self.sampler, problem, loss, arch_key, self.random))
+            archs.insert(1, draw(self.sampler, problem, given.loss, arch_key, self.random))
         joined = jax.tree.map(lambda *x: jnp.concatenate(x), *archs)
         project = None
         if self.project_after is not None:
             project = state.step >= round(self.project_after * problem.steps)
-        given, lead = self.given(problem, state, batches, loss_key), self.distill is not None
-        found, losses = train_together(
-            problem, given, joined, distill=self.distill, lead=lead, project=project
-        )
+        found, losses = train_together(given, joined, distill=self.distill, lead=lead, project=project)
         metrics = {"largest_loss": losses[0], "smallest_loss": losses[-1]}
-        return dataclasses.replace(found, recipe=state.recipe, metrics=metrics)
+        return dataclasses.replace(found, metrics=metrics)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -219,7 +206,8 @@ class Fair(_Sampling):
         """Trains architectures that have each option equally often."""
         arch_key, loss_key = jax.random.split(key)
         count = int(problem.space.sizes.max()) if self.architectures is None else self.architectures
-        return self.train(problem, state, batches, fair(problem, arch_key, count), loss_key)
+        given = self.given(problem, state, batches, loss_key)
+        return self.train(given, fair(problem, arch_key, count))
 
 
 def fair(problem: Problem, key: jax.Array, count: int) -> Arch:
@@ -269,8 +257,7 @@ class Fixed(_Sampling):
     ) -> Gradients:
         """Trains the architecture of the state."""
         arch = None if self.arch is None else state.recipe["arch"]
-        found = train_alone(problem, self.given(problem, state, batches, key), arch, self.distill)
-        return dataclasses.replace(found, recipe=state.recipe)
+        return train_alone(self.given(problem, state, batches, key), arch, self.distill)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -18,15 +19,25 @@ from jaxnas.space import Arch
 _LARGEST_NORM = 1.0  # of the gradient of the other networks, where it is projected
 
 
-@flax.struct.dataclass
+@dataclasses.dataclass(frozen=True)
 class Given:
-    """The inputs that all networks of a step share."""
+    """What all networks of a step share."""
 
+    problem: Problem
     params: Any  # of the supernet
     batch: Any  # of the task
     carry: Any  # from the batch before
     key: jax.Array  # of augmentation and dropout
+    recipe: Any = ()  # its own state, which stays
     taught: Any = None  # logits of a trained network that they learn from
+
+    def inputs(self, arch: Arch | None) -> tuple[Any, ...]:
+        """The arguments of the loss at an architecture."""
+        return self.params, arch, self.batch, self.carry, self.key
+
+    def loss(self, arch: Arch) -> jax.Array:
+        """The loss of an architecture by the labels, float32 []."""
+        return self.problem.loss(*self.inputs(arch))[0]
 
 
 @flax.struct.dataclass
@@ -40,23 +51,18 @@ class _Total:
     sums: Any
 
 
-def train_alone(
-    problem: Problem, given: Given, arch: Arch | None, distill: Distillation | None = None
-) -> Gradients:
+def train_alone(given: Given, arch: Arch | None, distill: Distillation | None = None) -> Gradients:
     """The gradients of one architecture, hard or soft; None for a network that has only one."""
-    inputs = given.params, arch, given.batch, given.carry, given.key
-    if distill is None:
-        objective: Any = problem.loss
-    else:
-        objective = functools.partial(_taught, problem, distill, given.taught, None)
-    (loss, (carry, sums, *_)), grads = jax.value_and_grad(objective, has_aux=True)(*inputs)
+    objective: Any = given.problem.loss
+    if distill is not None:
+        objective = functools.partial(_taught, given.problem, distill, given.taught, None)
+    (loss, (carry, sums, *_)), grads = jax.value_and_grad(objective, has_aux=True)(*given.inputs(arch))
     hard = arch is not None and all(jnp.issubdtype(x.dtype, jnp.integer) for x in arch.values())
     archs = jax.tree.map(lambda x: x[None], arch) if hard else None
-    return Gradients(grads, archs, {"train": carry}, loss, sums)
+    return Gradients(grads, archs, {"train": carry}, loss, sums, recipe=given.recipe)
 
 
 def train_together(
-    problem: Problem,
     given: Given,
     archs: Arch,
     *,
@@ -69,7 +75,6 @@ def train_together(
     They run one after another in one compiled loop, so that the memory is that of one.
 
     Args:
-      problem: of the training.
       given: their inputs. The carry of the first network is kept for the next batch.
       archs: hard, a batch of n.
       distill: how networks learn from a teacher; None to learn from labels alone.
@@ -81,17 +86,17 @@ def train_together(
     Returns:
       The gradients, and the losses of the networks, float32 [n], as they were trained.
     """
-    count, apart = len(next(iter(archs.values()))), project is not None
+    problem, count, apart = given.problem, len(next(iter(archs.values()))), project is not None
 
     def add(total: _Total, own: tuple[Arch, jax.Array]) -> tuple[_Total, jax.Array]:
         arch, first = own
-        if distill is None:
-            objective: Any = problem.loss
-        else:
+        objective: Any = problem.loss
+        if distill is not None:
             by_labels = first if lead and given.taught is None else None
             objective = functools.partial(_taught, problem, distill, total.logits, by_labels)
-        inputs = given.params, arch, given.batch, given.carry, given.key
-        (loss, (carry, sums, *logits)), grads = jax.value_and_grad(objective, has_aux=True)(*inputs)
+        (loss, (carry, sums, *logits)), grads = jax.value_and_grad(objective, has_aux=True)(
+            *given.inputs(arch)
+        )
         added = jax.tree.map(jnp.add, (total.grads, total.sums), (grads, sums))
         return _Total(
             grads=_where(first, total.grads, added[0]) if apart else added[0],
@@ -101,7 +106,7 @@ def train_together(
             sums=added[1],
         ), loss
 
-    inputs = given.params, jax.tree.map(lambda x: x[0], archs), given.batch, given.carry, given.key
+    inputs = given.inputs(jax.tree.map(lambda x: x[0], archs))
     if distill is None:
         logits, (_, (_, sums)) = jnp.zeros(0), jax.eval_shape(problem.loss, *inputs)
     else:
@@ -117,7 +122,8 @@ def train_together(
     )
     total, losses = lax.scan(add, nothing, (archs, jnp.arange(count) == 0))
     grads = join(total.first, total.grads, count, project)
-    return Gradients(grads, archs, {"train": total.carry}, jnp.mean(losses), total.sums), losses
+    carry, loss = {"train": total.carry}, jnp.mean(losses)
+    return Gradients(grads, archs, carry, loss, total.sums, recipe=given.recipe), losses
 
 
 def _taught(
