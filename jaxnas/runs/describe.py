@@ -120,7 +120,7 @@ class LivePage:
 
     Attributes:
       task, space: of the run.
-      workdir: whose metrics.jsonl and search/history.jsonl are shown.
+      workdir: whose metrics.jsonl and search/history.jsonl are shown; None for no page.
       every: least seconds between two pages.
       searches: those that have begun.
       network: of a network of `jaxnas.supernet`, what its `described` gives: the page draws its sizes.
@@ -129,7 +129,7 @@ class LivePage:
 
     task: Task
     space: Space
-    workdir: str | os.PathLike
+    workdir: str | os.PathLike | None
     every: float = 5.0
     searches: tuple[SearchOf, ...] = ()
     network: Mapping[str, Any] | None = None
@@ -139,7 +139,7 @@ class LivePage:
 
     def begin(self, doing: str) -> None:
         """Writes the page before anything is recorded; the page of a result is left as it is."""
-        if not (files.as_path(self.workdir) / NAME).exists():
+        if not self._has_result():
             self._write(doing, reload=max(1, round(self.every)))
 
     def update(self, doing: str, done: int = 0, total: int = 0) -> None:
@@ -161,11 +161,14 @@ class LivePage:
 
         A run that was killed behind its last step writes it when it is started again.
         """
-        if self._due is not None or not (files.as_path(self.workdir) / NAME).exists():
+        if self._due is not None or not self._has_result():
             self._write(doing, reload=None)
 
+    def _has_result(self) -> bool:
+        return self.workdir is not None and (files.as_path(self.workdir) / NAME).exists()
+
     def _write(self, doing: str, reload: int | None) -> None:
-        if not processes.is_first():
+        if self.workdir is None or not processes.is_first():
             return
         result = Result(
             task=describe_task(self.task),

@@ -126,20 +126,18 @@ def finish(
     return result
 
 
-def search_and_finish(
-    task: Task, net: nn.Module, variables: Any, settings: Search | None, lab: Lab
-) -> Result:
+def search_and_finish(task: Task, net: nn.Module, variables: Any, settings: Search, lab: Lab) -> Result:
     """`search_space` and `finish`: a small network and its page.
 
     Args:
       task, net, variables: the trained supernet.
-      settings: of the search; None for the defaults.
+      settings: of the search.
       lab: of the run, with a directory.
 
     Raises:
       ValueError: no directory; architectures are to be ranked, and `lab.alone` is None.
     """
-    settings, root = Search() if settings is None else settings, lab.root
+    root = lab.root
     if settings.ranked:  # before a long search
         lab.training_alone(f"search.ranked is {settings.ranked}")
     costs = lab.costs or costs_with_latency(task, net, settings.latency, root)
