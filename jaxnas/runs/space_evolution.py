@@ -19,7 +19,7 @@ from jaxnas import files, processes, search
 from jaxnas.checks import check_counts, check_numbers
 from jaxnas.choice import nearest
 from jaxnas.cost import Cost, cost
-from jaxnas.recipes.recipe import Recipe
+from jaxnas.recipes.recipe import Recipe, check_cost
 from jaxnas.report.result import SampledSpaceOf, parse
 from jaxnas.runs.lab import Lab
 from jaxnas.search.bounds import feasible
@@ -174,12 +174,7 @@ def _check(task: Task, net: Any, settings: SpaceEvolution, seed: int) -> None:
             f"evolution.sample is {settings.sample}, expected at least {search.LEAST_SAMPLE} architectures."
         )
     costs = cost(net, task.inputs)
-    known = costs(net.space.smallest())
-    if settings.budget not in known:
-        near = nearest(settings.budget, known) or "."
-        raise ValueError(
-            f"evolution.budget is {settings.budget!r}{near} The costs of the network are {', '.join(known)}."
-        )
+    check_cost("evolution.budget", settings.budget, costs(net.space.smallest()))
     for what, names in (("fixed", settings.fixed), ("rules", settings.rules)):
         for name in names:
             if name not in net.space:
