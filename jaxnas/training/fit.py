@@ -154,17 +154,18 @@ def _train(
                 state, metrics = step(state, rows[0]) if len(rows) == 1 else calls(state, rows)
                 losses = metrics.pop("losses", metrics["loss"])
                 flags.append((numbers, metrics.pop("finite"), metrics.pop("archs", None), losses))
-                done = numbers.stop
-                last, stopped = done == training.steps, stop.reached(turn)
-                saves = done % training.every("checkpoint") == 0 or last or stopped
-                logs = done % training.log_every == 0 or last
-                if logs or saves:
+            done = numbers.stop
+            last, stopped = done == training.steps, stop.reached(turn)
+            saves = done % training.every("checkpoint") == 0 or last or stopped
+            logs = done % training.log_every == 0 or last
+            if logs or saves:
+                with clock.part("step"):
                     store.check_steps(setup, flags)
                     values, flags = {name: float(value) for name, value in metrics.items()}, []
-            if logs:
-                record({"step": done, "split": "train", **values})
-                store.write(LAPS, {"step": done, **clock.lap()})
-                shown.update(done, {name: values[name] for name in _SHOWN if name in values})
+                if logs:
+                    record({"step": done, "split": "train", **values})
+                    store.write(LAPS, {"step": done, **clock.lap()})
+                    shown.update(done, {name: values[name] for name in _SHOWN if name in values})
             score = None
             if done % training.every("evaluate") == 0 or last:
                 with clock.part("evaluation"):
