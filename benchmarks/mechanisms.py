@@ -26,7 +26,8 @@ from jaxnas import runs, search, spaces, tasks, training
 from jaxnas.experiments import binary
 from jaxnas.experiments.config import ConfigError
 from jaxnas.experiments.configs import CONFIGS
-from jaxnas.training import Relaxed, Uniform
+from jaxnas.recipes import Relaxed, Uniform
+from jaxnas.training.fit import Trained
 
 flags.adopt_module_key_flags(over_seeds)  # so that --help lists them
 _SEEDS = flags.DEFINE_integer("seeds", 3, "Supernets per search, and trainings alone.", lower_bound=1)
@@ -88,9 +89,8 @@ def main() -> None:
         net = net.clone(space=spaces.dartformer(names, heads=net.num_heads))
 
     @functools.lru_cache(maxsize=1)  # Selections one after another take the same supernet.
-    def supernet(recipe: Any, seed: int) -> training.Trained:
-        options = training.Options(mesh=mesh)
-        return training.fit(task, net, config.training, recipe=recipe, seed=seed, options=options)
+    def supernet(recipe: Any, seed: int) -> Trained:
+        return training.fit(task, net, config.training, recipe=recipe, seed=seed)
 
     methods = searches(_HEADS.value, net.space)
     for seed in seeds:

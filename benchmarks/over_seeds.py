@@ -6,7 +6,7 @@ import jax
 import numpy as np
 from absl import flags
 
-from jaxnas.training import Seeds
+from jaxnas.training.alone import Seeds
 
 FIRST = flags.DEFINE_integer("first", 0, "The first seed.")
 _TOGETHER = flags.DEFINE_integer(

@@ -32,11 +32,11 @@ from jaxnas.experiments import binary
 from jaxnas.experiments import config as config_lib
 from jaxnas.experiments.config import ConfigError
 from jaxnas.experiments.configs import CONFIGS
+from jaxnas.recipes import Attentive, Distillation, Fair, Progressive, Sandwich, Stratified, Uniform
 from jaxnas.space import Space
-from jaxnas.training import Attentive, Distillation, Fair, Progressive, Sandwich, Stratified, Uniform
 from jaxnas.training.alone import make_scorer
 from jaxnas.training.keys import stream
-from jaxnas.training.setup import prepare
+from jaxnas.training.step import prepare
 
 _RECIPES = flags.DEFINE_list("recipes", [], "Names of recipes; all by default.")
 _SEEDS = flags.DEFINE_integer("seeds", 3, "Supernets per recipe.", lower_bound=1)
@@ -89,7 +89,7 @@ def main() -> None:
         raise ConfigError(f"--recipes: there is no {unknown[0]!r}; choose among {', '.join(known)}")
     chosen = {name: known[name] for name in names}
     if _TIME.value:
-        return _measure_steps(task, net, config.training, chosen, mesh)
+        return _measure_steps(task, net, config.training, chosen)
     kept = _read(config, passes)
     archs = net.space.sample(stream(config.seed, "ranking"), _RANDOM.value)
     some = jax.tree.map(lambda x: x[: _ALONE.value], archs)
@@ -106,8 +106,7 @@ def main() -> None:
         for seed in map(str, range(_SEEDS.value)):
             if seed in done:
                 continue
-            options = training.Options(mesh=mesh)
-            trained = training.fit(task, net, settings, recipe=recipe, seed=int(seed), options=options)
+            trained = training.fit(task, net, settings, recipe=recipe, seed=int(seed))
             smallest, largest = evaluate.scores(trained.variables, ends).tolist()
             scores = evaluate.scores(trained.variables, archs).tolist()
             done[seed] = {"smallest": smallest, "largest": largest, "random": scores}
@@ -187,12 +186,9 @@ def _spread(values: Any) -> dict[str, float]:
     return {"mean": float(values.mean()), "deviation": float(values.std(ddof=1)) if len(values) > 1 else 0.0}
 
 
-def _measure_steps(task: Any, net: Any, settings: Any, chosen: Any, mesh: Any) -> None:
+def _measure_steps(task: Any, net: Any, settings: Any, chosen: Any) -> None:
     """Prints the median time of a step of each recipe, measured in turns."""
-    begun = {
-        name: prepare(task, net, settings, recipe, options=training.Options(mesh=mesh))
-        for name, (recipe, _) in chosen.items()
-    }
+    begun = {name: prepare(task, net, settings, recipe) for name, (recipe, _) in chosen.items()}
     times: dict[str, list[float]] = {name: [] for name in begun}
     for turn in range(8):
         for name, (state, step, batch) in begun.items():

@@ -34,11 +34,10 @@ from jax.sharding import Mesh
 
 import jaxnas
 from benchmarks.collectives import communicated
-from jaxnas import files, spaces, supernets, tasks, training
+from jaxnas import files, recipes, spaces, supernets, tasks, training
 from jaxnas.experiments import binary
 from jaxnas.training.mesh import rows_of
-from jaxnas.training.setup import Setup, abstract_state
-from jaxnas.training.step import make_step
+from jaxnas.training.step import Setup, abstract_state, make_step
 
 _PLATFORM = flags.DEFINE_enum("platform", "cpu", ["cpu", "tpu"], "Compiler; tpu needs libtpu.")
 _DEVICES = flags.DEFINE_list("devices", ["8"], "Numbers of devices.")
@@ -114,7 +113,7 @@ def devices_of(count: int) -> list:
 def compile_step(net: supernets.ViT, mesh: Mesh) -> jax.stages.Compiled:
     """The training step for one batch, with AdamW."""
     task, settings = Shapes(), training.Training(steps=1000, batch_size=_BATCH.value)
-    recipe = training.Uniform() if net.space.cardinality > 1 else training.Fixed()
+    recipe = recipes.Uniform() if net.space.cardinality > 1 else recipes.Fixed()
     setup = Setup(task, net, settings, recipe, mesh, settings.optimizer())
     state = abstract_state(setup)
     batch = {

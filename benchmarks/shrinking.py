@@ -27,20 +27,11 @@ from absl import flags
 import jaxnas
 from jaxnas import data, files, hf, search, tasks
 from jaxnas.experiments import binary
+from jaxnas.recipes import Distillation, Fixed, Recipe, Sandwich, Teacher
 from jaxnas.runs.replacing import replacing
 from jaxnas.space import Arch, Space
 from jaxnas.subnet import alone
-from jaxnas.training import (
-    Distillation,
-    Fixed,
-    Options,
-    Recipe,
-    Sandwich,
-    Teacher,
-    Training,
-    fit,
-    make_evaluator,
-)
+from jaxnas.training import Options, Training, fit, make_evaluator
 
 _CHECKPOINT = flags.DEFINE_string("checkpoint", None, "Folder of a decoder.", required=True)
 _TEXT = flags.DEFINE_string("text", None, "Text to calibrate, search and distill on.", required=True)

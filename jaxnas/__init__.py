@@ -14,7 +14,20 @@ from jaxnas.transform import Depth, Size, Skip, analyze, order, rank_modules, su
 from jaxnas.weights import carry_weights
 
 if TYPE_CHECKING:
-    from jaxnas import data, hf, nnx, optuna, predictors, report, runs, supernets, tabular, tasks, training
+    from jaxnas import (
+        data,
+        hf,
+        nnx,
+        optuna,
+        predictors,
+        recipes,
+        report,
+        runs,
+        supernets,
+        tabular,
+        tasks,
+        training,
+    )
 
 __version__ = "0.1.0"
 
@@ -43,6 +56,7 @@ __all__ = [
     "order",
     "predictors",
     "rank_modules",
+    "recipes",
     "report",
     "runs",
     "save_subnet",
@@ -64,6 +78,7 @@ _LATER = (
     "nnx",
     "optuna",
     "predictors",
+    "recipes",
     "report",
     "runs",
     "supernets",

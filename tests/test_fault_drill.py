@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from jaxnas import files
-from jaxnas.training import Checkpointer
+from jaxnas.training.checkpoint import Checkpointer
 from tools.drill.contents import differences
 
 ROOT = pathlib.Path(__file__).parents[1]

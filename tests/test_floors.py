@@ -22,6 +22,7 @@ FLOORS = (
     ("weights",),
     ("latency", "artifacts", "hf", "nnx", "optuna"),
     ("tasks",),
+    ("recipes",),
     ("training",),
     ("report",),
     ("runs",),

@@ -10,22 +10,23 @@ import pytest
 import refusals
 from small_tasks import task_of
 
-from jaxnas import Choice, Space, predictors, runs, search, tasks, training
-from jaxnas.training.relaxations import softmax
+from jaxnas import Choice, Space, predictors, recipes, runs, search, tasks, training
+from jaxnas.recipes.relaxations import softmax
+from jaxnas.runs.methods import METHODS
 
 SPACE = {"space": Space(digit=Choice(*range(10)).repeat(4))}
 TOKENS = {"kinds": 3, "places": 3}
 SETTINGS = {
-    training.Attentive: {},
-    training.Distillation: {},
+    recipes.Attentive: {},
+    recipes.Distillation: {},
     training.EarlyStopping: {},
-    training.Fair: {},
+    recipes.Fair: {},
     training.Options: {},
-    training.Relaxed: {},
-    training.Sandwich: {},
-    training.Stratified: {},
+    recipes.Relaxed: {},
+    recipes.Sandwich: {},
+    recipes.Stratified: {},
     training.Training: {"steps": 10},
-    training.Uniform: {},
+    recipes.Uniform: {},
     search.Evolution: SPACE,
     search.Hyperband: SPACE,
     search.LocalSearch: SPACE,
@@ -62,13 +63,12 @@ SETTINGS = {
 }
 # What these packages give back, or hand to the functions of a user.
 NO_SETTINGS = {
-    *(training.Problem, training.Seeds),
     *(search.EvolvedSpace, search.Result, search.Shift, search.Standing, search.State),
-    *(runs.Lab, runs.LivePage),
+    runs.Lab,
     search.Listed,  # its pool says how many evaluations there are
 }
 GROUPS = {training.Training: "training.", runs.Search: "search.", runs.SpaceEvolution: "evolution."}
-GROUPS |= dict.fromkeys(runs.METHODS.values(), "search.method.")
+GROUPS |= dict.fromkeys(METHODS.values(), "search.method.")
 # Bounds of costs and of options, which may lie below 0.
 ANY_SIGN = {(search.ShiftRule, "least"), (search.ShiftRule, "most")}
 ANY_SIGN |= {(runs.Search, "least"), (runs.Search, "most"), (runs.SpaceEvolution, "most")}
@@ -88,7 +88,7 @@ def number_fields(cls):
 
 
 def test_every_public_class_with_numbers_is_looked_at():
-    packages = (training, search, predictors, tasks, runs)
+    packages = (recipes, training, search, predictors, tasks, runs)
     public = [getattr(package, name) for package in packages for name in package.__all__]
     classes = {cls for cls in public if isinstance(cls, type) and dataclasses.is_dataclass(cls)}
     assert {cls for cls in classes if number_fields(cls)} - NO_SETTINGS == set(SETTINGS)

@@ -26,10 +26,11 @@ import jax.numpy as jnp
 
 from jaxnas import files, runs
 from jaxnas.experiments import expressions, typed
+from jaxnas.recipes import Distillation, Relaxed, Uniform
 from jaxnas.report import result
 from jaxnas.space import Space
 from jaxnas.tasks import Task
-from jaxnas.training import Distillation, Relaxed, Training, Uniform
+from jaxnas.training import Training
 from jaxnas.training.plain import field_names, is_dtype, to_dict
 
 DTYPES = ("float32", "bfloat16")
@@ -103,8 +104,9 @@ class Config:
 
     @property
     def alone(self) -> Training:
-        """How an architecture is trained alone."""
-        return self.training if self.retraining is None else self.retraining
+        """How an architecture is trained alone: on the devices of `training`."""
+        own, devices = self.retraining or self.training, ("devices", "model_devices")
+        return dataclasses.replace(own, **{name: getattr(self.training, name) for name in devices})
 
 
 def find(registry: Mapping[str, Config], name: str) -> Config:

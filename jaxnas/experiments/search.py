@@ -29,6 +29,7 @@ from jaxnas.experiments import binary, retraining, trials
 from jaxnas.experiments.config import Config, ConfigError
 from jaxnas.experiments.configs import CONFIGS
 from jaxnas.experiments.session import Asked, Session
+from jaxnas.runs.methods import BY_BUDGET
 from jaxnas.supernets.convert import from_torch_autoformer, read_checkpoint
 from jaxnas.training.plain import to_dict
 
@@ -102,7 +103,7 @@ def main() -> int:
             workers=workers,
             config=described,
         )
-        by_budget = isinstance(settings.method, runs.BY_BUDGET)
+        by_budget = isinstance(settings.method, BY_BUDGET)
         if settings.method is None:
             by_budget = state is None or state.logits == ()
         if state is None and settings.method is not None and not by_budget:
@@ -114,8 +115,7 @@ def main() -> int:
         else:
             found = runs.select(task, net, state, settings, config.recipe, config.training, lab)
         named = {name: net.space.from_dict(values) for name, values in config.architectures.items()}
-        result = runs.finish(task, net, variables, found, lab, named=named, latency=settings.latency)
-        runs.enter_ranking(result, task, net, variables, settings, lab)
+        runs.finish(task, net, variables, found, lab, settings=settings, named=named)
         if config.pretrained and config.distill is not None:
             job = retraining.Retraining(
                 **binary.asked(), architecture="found", weights="inherited", seed=config.seed

@@ -12,11 +12,14 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from jaxnas import files, processes, runs, search, training
+from jaxnas import files, processes, search
 from jaxnas.cost import Cost
 from jaxnas.experiments import config as config_lib
 from jaxnas.experiments.config import Config, ConfigError
+from jaxnas.recipes.recipe import TrainState
 from jaxnas.report import result
+from jaxnas.runs.space_evolution import read_spaces
+from jaxnas.runs.timing import costs_with_latency
 from jaxnas.space import Arch
 from jaxnas.tasks import Task
 from jaxnas.training.fit import restore
@@ -52,7 +55,7 @@ class Session:
         """
         if self.config.evolution is None:
             return self
-        spaces, turns = runs.read_spaces(workdir), self.config.evolution.turns
+        spaces, turns = read_spaces(workdir), self.config.evolution.turns
         done = 0 if spaces is None else len(spaces.sampled)
         if spaces is None or done <= turns:
             raise FileNotFoundError(
@@ -68,9 +71,9 @@ class Session:
         table.
         """
         config = self.config
-        return runs.costs_with_latency(self.task, self.net, config.search.latency, workdir, config.measure)
+        return costs_with_latency(self.task, self.net, config.search.latency, workdir, config.measure)
 
-    def trained(self, workdir: pathlib.Path) -> training.TrainState | None:
+    def trained(self, workdir: pathlib.Path) -> TrainState | None:
         """The state at the end of the supernet's training; None if it came with its weights, and has none.
 
         Raises:

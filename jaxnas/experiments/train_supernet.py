@@ -18,6 +18,8 @@ from jaxnas import report, runs, training
 from jaxnas.experiments import binary
 from jaxnas.experiments.config import one_line, pretty
 from jaxnas.experiments.configs import CONFIGS
+from jaxnas.runs.describe import LivePage
+from jaxnas.runs.space_evolution import measure_last
 
 
 def _number(count: int) -> str:
@@ -47,12 +49,12 @@ def train() -> None:
         )
         binary.store(config, workdir, ran=False)
         lab = runs.Lab(workdir, config.seed, mesh=session.mesh)
-        start, page = session.pretrained, runs.LivePage(task, session.net.space, workdir)
+        page = LivePage(task, session.net.space, workdir)
         page.begin("The network is being checked and compiled; the first figures appear here after that.")
         if config.evolution is not None:
             evolved = runs.evolve(task, session.net, settings, config.recipe, config.evolution, lab)
-            session, start = dataclasses.replace(session, net=evolved[0]), evolved[1]
-            page = runs.LivePage(task, session.net.space, workdir)
+            session = dataclasses.replace(session, net=evolved)
+            page = LivePage(task, session.net.space, workdir)
         steps = settings.steps
         try:
             trained = training.fit(
@@ -61,9 +63,8 @@ def train() -> None:
                 workdir=workdir,
                 seed=config.seed,
                 options=training.Options(
-                    variables=start,
+                    variables=session.pretrained,
                     cost=session.costs(workdir),
-                    mesh=session.mesh,
                     progress=lambda done, _: page.update(
                         f"The supernet is in training: step {done:,} of {steps:,}.", done, steps
                     ),
@@ -73,7 +74,7 @@ def train() -> None:
             binary.store(config, workdir, ran=True)
             raise
         if config.evolution is not None:
-            runs.measure_last(task, session.net, trained.variables, config.evolution, lab)
+            measure_last(task, session.net, trained.variables, config.evolution, lab)
         page.end("The supernet is trained; jaxnas search is next.")
         binary.store(config, workdir, ran=True)
     print(report.times_line(trained.times), flush=True)

@@ -16,7 +16,6 @@ from jaxnas import runs
 from jaxnas.experiments.configs import CONFIGS
 from jaxnas.experiments.session import Asked
 from jaxnas.space import Arch
-from jaxnas.training import Options
 from jaxnas.training.alone import make_scorer, make_trials
 
 
@@ -26,13 +25,12 @@ def _scores(job: Asked) -> dict[str, Callable[[str, Any], float]]:
     config = job.read(CONFIGS)
     made = job.session(config)
     task, net, method = made.task, made.net, config.search.method
-    given: dict[str, Any] = dict(seed=config.seed, options=Options(mesh=made.mesh))
     steps = method.steps if isinstance(method, runs.Trials) else ()
-    trials = make_trials(task, net, config.training, steps, limit=config.search.limit, **given)
+    trials = make_trials(task, net, config.training, steps, limit=config.search.limit, seed=config.seed)
 
     @functools.cache
     def scorer(steps: int | None) -> Any:
-        return make_scorer(task, net, config.alone.shortened(steps), **given)
+        return make_scorer(task, net, config.alone.shortened(steps), seed=config.seed)
 
     def one(text: str) -> Arch:
         return jax.tree.map(lambda x: x[None], net.space.from_dict(json.loads(text)))

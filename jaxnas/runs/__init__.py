@@ -6,13 +6,9 @@ The binaries call these functions, and so may anyone with a task and a network o
     result = runs.search_and_finish(task, net, trained.variables, settings, runs.Lab("runs/mine"))
 """
 
-from jaxnas.runs.describe import describe_run, describe_space, describe_task, versions
-from jaxnas.runs.finishing import enter_ranking, finish, measure, retrain, search_and_finish, timed_calls
+from jaxnas.runs.finishing import finish, retrain, search_and_finish
 from jaxnas.runs.lab import Lab
-from jaxnas.runs.live_page import LivePage
 from jaxnas.runs.methods import (
-    BY_BUDGET,
-    METHODS,
     Argmax,
     ByStrategy,
     Perturbation,
@@ -24,43 +20,27 @@ from jaxnas.runs.methods import (
 )
 from jaxnas.runs.publishing import publish
 from jaxnas.runs.ranking import rank
-from jaxnas.runs.searching import Found, search_space
+from jaxnas.runs.searching import search_space
 from jaxnas.runs.selecting import select
-from jaxnas.runs.space_evolution import SpaceEvolution, Spaces, evolve, measure_last, read_spaces
-from jaxnas.runs.timing import costs_with_latency
+from jaxnas.runs.space_evolution import SpaceEvolution, evolve
 
 __all__ = [
-    "BY_BUDGET",
-    "METHODS",
     "Argmax",
     "ByStrategy",
-    "Found",
     "Lab",
-    "LivePage",
     "Perturbation",
     "Pruning",
     "Replacements",
     "Sampling",
     "Search",
     "SpaceEvolution",
-    "Spaces",
     "Trials",
-    "costs_with_latency",
-    "describe_run",
-    "describe_space",
-    "describe_task",
-    "enter_ranking",
     "evolve",
     "finish",
-    "measure",
-    "measure_last",
     "publish",
     "rank",
-    "read_spaces",
     "retrain",
     "search_and_finish",
     "search_space",
     "select",
-    "timed_calls",
-    "versions",
 ]

@@ -1,9 +1,12 @@
-"""Describes a run for its result: task, space, network, versions and device."""
+"""A run as its result says it: task, space and versions; the calls that make it again; its page meanwhile."""
 
 from __future__ import annotations
 
+import dataclasses
+import os
 import platform
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import flax
@@ -12,11 +15,16 @@ import numpy as np
 import optax
 
 import jaxnas
-from jaxnas import files
+from jaxnas import files, processes, report, search
 from jaxnas.inputs import describe
-from jaxnas.report.result import MetricOf, Network, Result, SpaceOf, TaskOf
+from jaxnas.report.result import NAME, MetricOf, Network, Result, SearchOf, SpaceOf, TaskOf
+from jaxnas.runs.lab import Lab
+from jaxnas.runs.methods import METHODS, Search
 from jaxnas.space import Space
 from jaxnas.tasks import Task
+from jaxnas.training.plain import field_names
+from jaxnas.training.progress import duration
+from jaxnas.training.settings import SETTINGS, Training
 
 
 def describe_run(
@@ -63,3 +71,110 @@ def versions() -> dict[str, str]:
         "numpy": np.__version__,
         "python": platform.python_version(),
     }
+
+
+_MODULES = {Training: "training", **dict.fromkeys((Search, *METHODS.values()), "runs")}
+
+
+def trained_by(workdir: str | os.PathLike) -> dict[str, Any]:
+    """The settings of the training that ended in a workdir, as plain values; {} where there was none."""
+    path = files.as_path(workdir) / SETTINGS
+    return dict(files.read_json(path)) if path.is_file() else {}
+
+
+def calls(trained: Mapping[str, Any], settings: Search, lab: Lab) -> str:
+    """The calls that train a supernet, by the settings of `trained_by`, and search it."""
+    lines = []
+    if "training" in trained:
+        more = f", seed={trained['seed']}" if trained["seed"] else ""
+        recipe = trained["recipe"]
+        given = ", ".join(f"{name}={value!r}" for name, value in recipe.items() if name != "type")
+        more += f", recipe=recipes.{recipe['type']}({given})" if recipe["type"] != "Uniform" or given else ""
+        of_training = code(Training(**trained["training"]))
+        lines.append(f'trained = training.fit(task, net, {of_training}{more}, workdir="DIR")')
+    more = f", seed={lab.seed}" if lab.seed else ""
+    more += "" if lab.alone is None else f", alone={code(lab.alone)}"
+    call = f'runs.search_and_finish(task, net, trained.variables, settings, runs.Lab("DIR"{more}))'
+    return "\n".join([*lines, f"settings = {code(settings)}", f"result = {call}"])
+
+
+def code(value: Any) -> str:
+    """The call that makes settings, without what is a default."""
+    if not dataclasses.is_dataclass(value) or isinstance(value, type):
+        return getattr(value, "__qualname__", None) or repr(value)
+    defaults = {field.name: field.default for field in dataclasses.fields(value)}
+    given = [name for name in field_names(value) if getattr(value, name) is not defaults[name]]
+    given = [name for name in given if repr(getattr(value, name)) != repr(defaults[name])]
+    parts = [f"{one}={code(getattr(value, one))}" for one in given]
+    if isinstance(value, search.Strategy):
+        parts.insert(0, "net.space")
+    return f"{_MODULES.get(type(value), 'search')}.{type(value).__name__}({', '.join(parts)})"
+
+
+@dataclasses.dataclass
+class LivePage:
+    """Writes report.html of a workdir as results come; a browser that shows it follows.
+
+    A page that is written often would cost time: there are `every` seconds between two, and writing
+    takes a fortieth of the time at most.
+
+    Attributes:
+      task, space: of the run.
+      workdir: whose metrics.jsonl and search/history.jsonl are shown; None for no page.
+      every: least seconds between two pages.
+      searches: those that have begun.
+      network: of a network of `jaxnas.supernet`, what its `described` gives: the page draws its sizes.
+      clock: seconds, for tests.
+    """
+
+    task: Task
+    space: Space
+    workdir: str | os.PathLike | None
+    every: float = 5.0
+    searches: tuple[SearchOf, ...] = ()
+    network: Mapping[str, Any] | None = None
+    clock: Callable[[], float] = time.monotonic
+    _due: float | None = dataclasses.field(default=None, init=False)
+    _first: tuple[float, int] | None = dataclasses.field(default=None, init=False)
+
+    def begin(self, doing: str) -> None:
+        """Writes the page before anything is recorded; the page of a result is left as it is."""
+        if not self._has_result():
+            self._write(doing, reload=max(1, round(self.every)))
+
+    def update(self, doing: str, done: int = 0, total: int = 0) -> None:
+        """Writes the page if it is time, with a sentence on what the run is doing.
+
+        The time left follows from how many of its steps or evaluations are done; 0 where it is not known.
+        """
+        begun = self.clock()
+        since, before = self._first = self._first or (begun, done)
+        if done > before and begun > since:
+            left = (total - done) * (begun - since) / (done - before)
+            doing += f" About {duration(left)} left."
+        if self._due is None or begun >= self._due:
+            self._write(doing, reload=max(1, round(self.every)))
+            self._due = begun + max(self.every, 40 * (self.clock() - begun))
+
+    def end(self, doing: str) -> None:
+        """Writes the page a last time, without reloading; the page of a result is left as it is.
+
+        A run that was killed behind its last step writes it when it is started again.
+        """
+        if self._due is not None or not self._has_result():
+            self._write(doing, reload=None)
+
+    def _has_result(self) -> bool:
+        return self.workdir is not None and (files.as_path(self.workdir) / NAME).exists()
+
+    def _write(self, doing: str, reload: int | None) -> None:
+        if self.workdir is None or not processes.is_first():
+            return
+        result = Result(
+            task=describe_task(self.task),
+            space=describe_space(self.space),
+            found=Network(name="best so far", architecture={}, costs={}, metrics={}),
+            searches=self.searches,
+            config={"network": self.network},
+        )
+        report.write_running(self.workdir, result, doing, reload)

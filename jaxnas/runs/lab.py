@@ -24,7 +24,7 @@ class Lab:
       workdir: directory of the run, from which a stopped search resumes; None keeps no files.
       seed: of everything random.
       alone: how an architecture is trained alone, as finalists, rankings and retrainings ask for.
-      mesh: of the devices; None for all.
+      mesh: of the devices that evaluate, None for all; trainings use those of their settings.
       costs: of architectures; None for parameters, products and the latency that `Search.latency` asks for.
       workers: trainings alone on workers, by kind ("trials", "alone"); without one they run here, in turn.
       config: plain values that describe the run, recorded with its results.
@@ -40,24 +40,13 @@ class Lab:
 
     @property
     def root(self) -> pathlib.Path:
-        """The directory of the run.
-
-        Raises:
-          ValueError: the run has none.
-        """
+        """The directory of the run; without one, a ValueError."""
         if self.workdir is None:
             raise ValueError("the results of a run need a directory; give runs.Lab(workdir=...).")
         return files.as_path(self.workdir)
 
     def training_alone(self, asked_by: str) -> Training:
-        """Returns the settings of trainings alone.
-
-        Args:
-          asked_by: the setting or function that needs them, for the message.
-
-        Raises:
-          ValueError: `alone` is None.
-        """
+        """The settings of trainings alone; without them, a ValueError that says what asked for them."""
         if self.alone is None:
             raise ValueError(f"{asked_by}; give runs.Lab(alone=...), how they are trained alone.")
         return self.alone

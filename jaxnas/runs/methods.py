@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 
 from jaxnas import search
 from jaxnas.checks import check_counts, check_increasing, check_numbers
+from jaxnas.recipes.recipe import check_cost
 from jaxnas.space import Arch
-from jaxnas.training.recipe import check_cost
 
 _GROUP = "search.method"
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import jaxnas
 from jaxnas import files, hf, report
-from jaxnas.artifacts import DESCRIPTION, PREPROCESSING, PROGRAM, TENSORS, exported_batch
+from jaxnas.artifacts import PREPROCESSING, exported_batch
 from jaxnas.report import findings
 from jaxnas.tasks import Task
 
@@ -30,19 +30,15 @@ def publish(workdir: str | os.PathLike) -> None:
     root, run = files.as_path(workdir), report.read_run(workdir)
     if (chosen := findings.retrained(run)) is not None:
         source = root / "retrained" / chosen.folder / SUBNET
-        paths = [source / name for name in (TENSORS, PROGRAM, PREPROCESSING, DESCRIPTION)]
-        if run.result.loader:
-            paths = sorted(source.iterdir())
-        if all(path.is_file() for path in paths):  # an earlier version saved no program
-            files.replace_folder(root / SUBNET, {path.name: path.read_bytes() for path in paths})
+        paths = sorted(path for path in source.iterdir() if not files.is_leftover(path))  # subnet.json last
+        files.replace_folder(root / SUBNET, {path.name: path.read_bytes() for path in paths})
     report.write(root)
 
 
 def save(workdir: os.PathLike, task: Task, net: Any, variables: Any) -> int | None:
     """Saves a network in `subnet/`: weights, exported program and preprocessing; or a checkpoint as one.
 
-    Returns:
-      The batch size that the program takes; None for any.
+    Returns the batch size that the program takes; None for any.
     """
     folder = files.as_path(workdir) / SUBNET
     if isinstance(net, hf.PrunableNetwork):

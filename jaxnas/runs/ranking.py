@@ -22,27 +22,16 @@ from jaxnas.training.deciding import scoring_alone
 from jaxnas.training.evaluate import make_evaluator
 from jaxnas.training.keys import stream
 from jaxnas.training.progress import Progress
-from jaxnas.training.setup import Options
 
 NAME = "alone"
 
 
 def trained_alone(task: Task, net: nn.Module, archs: Arch, lab: Lab) -> np.ndarray:
-    """Scores of architectures after training alone, on the role "search".
+    """Scores of architectures after training alone, on "search": float32 [n], NaN where one diverged.
 
-    Each is appended to search/alone.jsonl when it is known. An architecture that was trained there by the
-    same settings, on the same data, is not trained again, so a killed run resumes with the next one.
-
-    Args:
-      task, net: the supernet.
-      archs: a batch of n architectures.
-      lab: of the run, with `alone`, how each is trained; scores are kept in its directory.
-
-    Returns:
-      float32 [n]; higher is better, and NaN where a training diverged.
-
-    Raises:
-      ValueError: search/alone.jsonl is damaged.
+    Each is appended to search/alone.jsonl of the lab's directory when it is known. An architecture that was
+    trained there by the same settings, `lab.alone`, on the same data, is not trained again, so a killed run
+    resumes with the next one. A damaged file raises a ValueError.
     """
     path = None if lab.workdir is None else lab.root / "search" / "alone.jsonl"
     training = lab.training_alone("trainings alone")
@@ -81,7 +70,7 @@ def _scores(task: Task, net: nn.Module, archs: Arch, rows: list[int], lab: Lab) 
         steps = training.steps
         yield from (float(calls(text, steps)) for text in begin(calls, net.space, some, steps))
     else:
-        yield from make_scorer(task, net, training, seed=lab.seed, options=Options(mesh=lab.mesh))(some)
+        yield from make_scorer(task, net, training, seed=lab.seed)(some)
 
 
 def rank(task: Task, net: nn.Module, variables: Any, lab: Lab, count: int) -> RankingOf:

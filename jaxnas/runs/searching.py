@@ -19,8 +19,8 @@ import numpy as np
 from jaxnas import files, processes, search
 from jaxnas.network import check_variables
 from jaxnas.report.result import ReplacementsOf, SearchOf, SelectionOf
+from jaxnas.runs.describe import LivePage
 from jaxnas.runs.lab import Lab
-from jaxnas.runs.live_page import LivePage
 from jaxnas.runs.methods import BY_BUDGET, ByStrategy, Replacements, Search
 from jaxnas.runs.ranking import trained_alone
 from jaxnas.runs.replacing import replacing
@@ -61,11 +61,7 @@ class Found:
 
 
 def search_space(
-    task: Task,
-    net: nn.Module,
-    variables: Any,
-    settings: Search | None = None,
-    lab: Lab = Lab(),
+    task: Task, net: nn.Module, variables: Any, settings: Search = Search(), lab: Lab = Lab()
 ) -> Found:
     """Searches the space of a supernet under a budget, with its weights: by a strategy, or by replacements.
 
@@ -83,7 +79,6 @@ def search_space(
         `lab.alone`; weights of another network or not finite; a history of other weights or data; an
         interrupted training in the directory, without `settings.incomplete`.
     """
-    settings = Search() if settings is None else settings
     method = ByStrategy() if settings.method is None else settings.method
     if not isinstance(method, BY_BUDGET):
         raise TypeError(
@@ -123,7 +118,7 @@ def search_space(
     about = None if history is None else scoring(task, variables, settings.limit)
     variables = on_mesh(variables, mesh)
     network = net.described() if hasattr(net, "described") else None
-    page = None if workdir is None else LivePage(task, space, workdir, network=network)
+    page = LivePage(task, space, workdir, network=network)
     archs, records, told, fresh = {}, [], None, 0
 
     def scores(archs: Arch, rows: int) -> np.ndarray:
@@ -132,18 +127,14 @@ def search_space(
 
     for label, one in strategies.items():
         record = SearchOf(name=one.name, evaluations=one.evaluations, bounds=bounds, reachable=reach)
-        if page is not None:
-            page.searches = (*records, record)
-            page.begin(f"The {one.name} search begins: what evaluates architectures is being compiled.")
+        page.searches = (*records, record)
+        page.begin(f"The {one.name} search begins: what evaluates architectures is being compiled.")
         with Progress(one.evaluations, label=f"{one.name} search") as shown:
 
-            def progress(
-                standing: search.Standing, name=one.name, total=one.evaluations, shown=shown
-            ) -> None:
-                shown.update(standing.evaluations, standing.figures())
-                if page is not None:
-                    done = standing.evaluations
-                    page.update(f"The {name} search has made {standing}.", done, total)
+            def progress(standing: search.Standing, one=one, shown=shown) -> None:
+                done = standing.evaluations
+                shown.update(done, standing.figures())
+                page.update(f"The {one.name} search has made {standing}.", done, one.evaluations)
 
             result = search.run(
                 one,
@@ -164,8 +155,7 @@ def search_space(
         elif isinstance(method, ByStrategy) and finalists:
             first = result.arch
             with clock.part("step"):
-                own = dataclasses.replace(lab, mesh=mesh)
-                archs[label] = best_alone(task, net, method, result, own)
+                archs[label] = best_alone(task, net, method, result, lab)
             if label == "found":
                 archs["best inherited"] = first
         fresh = fresh + len(result.history) - result.resumed

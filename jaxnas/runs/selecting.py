@@ -10,11 +10,13 @@ from typing import Any
 import flax.linen as nn
 import jax
 import numpy as np
-from jax.sharding import Mesh
 
 from jaxnas import processes, search
 from jaxnas.cost import Cost
 from jaxnas.executors import Calls
+from jaxnas.recipes import relaxations
+from jaxnas.recipes.recipe import Recipe, TrainState
+from jaxnas.recipes.relaxed import Relaxed
 from jaxnas.report.result import Candidate, SelectionOf
 from jaxnas.runs.lab import Lab
 from jaxnas.runs.methods import BY_BUDGET, Argmax, Perturbation, Pruning, Sampling, Search, Trials
@@ -22,30 +24,12 @@ from jaxnas.runs.ranking import kendall_tau
 from jaxnas.runs.searching import Found, check_complete, history_of, tell
 from jaxnas.space import Arch, Space
 from jaxnas.tasks import Task
-from jaxnas.training import relaxations
 from jaxnas.training.alone import begin, make_trials, make_tuner, on_workers
 from jaxnas.training.deciding import scoring_alone
 from jaxnas.training.evaluate import Evaluator, make_evaluator
 from jaxnas.training.keys import stream
 from jaxnas.training.progress import Clock, Progress
-from jaxnas.training.recipe import Recipe, TrainState
-from jaxnas.training.relaxed import Relaxed
 from jaxnas.training.settings import Training
-from jaxnas.training.setup import Options
-
-
-@dataclasses.dataclass(frozen=True)
-class _Trained:
-    """A supernet that architectures are selected from, and what they are evaluated with."""
-
-    task: Task
-    net: nn.Module
-    state: TrainState
-    training: Training
-    mesh: Mesh
-    seed: int
-    evaluate: Evaluator
-    clock: Clock
 
 
 def select(
@@ -86,6 +70,12 @@ def select(
     probabilities = (relaxations.average if even else relaxations.softmax)(logits)
     clock, history = Clock(("input", "step", "evaluation")), history_of(lab.workdir)
     found: dict[str, Any] = {}
+
+    def evaluate() -> Evaluator:
+        evaluator = make_evaluator(task, net, "search", mesh=mesh, limit=settings.limit)
+        found["examples"] = evaluator.examples
+        return evaluator
+
     if isinstance(method, Argmax):
         if not has_logits or even:
             raise ValueError(
@@ -93,50 +83,51 @@ def select(
                 "Relaxed(relaxation='gumbel_softmax'); take Sampling, Trials, Perturbation or ByStrategy."
             )
         arch = search.argmax(space, logits)
+    elif isinstance(method, Perturbation):
+        tuner, key = None, stream(seed, "selection")
+        if method.tune_steps:
+            tuning = dataclasses.replace(training, steps=method.tune_steps, warmup_steps=0)
+            tuner = make_tuner(task, net, tuning, state, seed)
+        arch, found["decisions"] = _without_options(
+            method, probabilities, state.evaluated(), evaluate(), tuner, clock, key
+        )
     else:
-        evaluate = make_evaluator(task, net, "search", mesh=mesh, limit=settings.limit)
-        trained = _Trained(task, net, state, training, mesh, seed, evaluate, clock)
-        found["examples"] = evaluate.examples
-        if isinstance(method, Perturbation):
-            arch, found["decisions"] = _without_options(trained, method, probabilities)
+        drawn = _draw(method, recipe, space, logits, lab.costs, seed)
+        with clock.part("evaluation"):
+            supernet = evaluate().scores(state.evaluated(), drawn.archs)
+        told: list[tuple[float, ...]] = [()] * len(supernet)
+        if isinstance(method, Trials):
+            here = make_trials(task, net, training, method.steps, seed=seed, limit=settings.limit)
+            kept: dict[str, Any] = {}
+            if history is not None:
+                about = {"trained_on": scoring_alone(task, net, training)}
+                kept = {"history_path": history, "objective": about}
+            calls = here if trials is None else on_workers(trials, space)
+
+            def timed(archs: Arch, fidelity: Any) -> np.ndarray:
+                with clock.part("step"):
+                    return calls(archs, fidelity)
+
+            arch, told = race(space, method, drawn, timed, stream(seed, "trials"), kept, trials)
+            found["trial_steps"] = method.steps
+            found["kendall_tau"] = kendall_tau(supernet, [scores[0] for scores in told])
         else:
-            drawn = _draw(method, recipe, space, logits, lab.costs, seed)
-            with clock.part("evaluation"):
-                supernet = evaluate.scores(state.evaluated(), drawn.archs)
-            told: list[tuple[float, ...]] = [()] * len(supernet)
-            if isinstance(method, Trials):
-                given = dict(seed=seed, limit=settings.limit, options=Options(mesh=mesh))
-                here = make_trials(task, net, training, method.steps, **given)
-                kept: dict[str, Any] = {}
-                if history is not None:
-                    about = {"trained_on": scoring_alone(task, net, training)}
-                    kept = {"history_path": history, "objective": about}
-                calls = here if trials is None else on_workers(trials, space)
-
-                def timed(archs: Arch, fidelity: Any, calls=calls) -> np.ndarray:
-                    with clock.part("step"):
-                        return calls(archs, fidelity)
-
-                arch, told = race(space, method, drawn, timed, stream(seed, "trials"), kept, trials)
-                found["trial_steps"] = method.steps
-                found["kendall_tau"] = kendall_tau(supernet, [scores[0] for scores in told])
-            else:
-                usable = np.isfinite(supernet)
-                if not usable.any():
-                    raise ValueError(
-                        f"sampling: none of the {len(supernet)} scores is a number; look at the evaluation."
-                    )
-                arch = _row(drawn.archs, int(np.argmax(np.where(usable, supernet, -np.inf))))
-            metric = task.metrics[0]
-            found["candidates"] = tuple(
-                Candidate(
-                    architecture=space.to_dict(_row(drawn.archs, row)),
-                    explored=bool(drawn.explored[row]),
-                    supernet=float(metric.score(supernet[row])),
-                    trials=tuple(float(metric.score(score)) for score in told[row]),
+            usable = np.isfinite(supernet)
+            if not usable.any():
+                raise ValueError(
+                    f"sampling: none of the {len(supernet)} scores is a number; look at the evaluation."
                 )
-                for row in range(len(supernet))
+            arch = _row(drawn.archs, int(np.argmax(np.where(usable, supernet, -np.inf))))
+        metric = task.metrics[0]
+        found["candidates"] = tuple(
+            Candidate(
+                architecture=space.to_dict(_row(drawn.archs, row)),
+                explored=bool(drawn.explored[row]),
+                supernet=float(metric.score(supernet[row])),
+                trials=tuple(float(metric.score(score)) for score in told[row]),
             )
+            for row in range(len(supernet))
+        )
     selection = SelectionOf(
         method=method.name,
         steps=int(state.step),
@@ -150,42 +141,36 @@ def select(
 
 
 def _without_options(
-    trained: _Trained, method: Perturbation, weights: Arch
+    method: Perturbation,
+    weights: Arch,
+    variables: Any,
+    evaluate: Evaluator,
+    tuner: Callable[[Arch], Any] | None,
+    clock: Clock,
+    key: jax.Array,
 ) -> tuple[Arch, tuple[dict[str, Any], ...]]:
     """The architecture by what the supernet loses without each option, and what was found on the way."""
-    space, variables, clock, tune = trained.net.space, trained.state.evaluated(), trained.clock, None
-    if method.tune_steps:
-        tuner = make_tuner(
-            trained.task,
-            trained.net,
-            dataclasses.replace(trained.training, steps=method.tune_steps, warmup_steps=0),
-            trained.state,
-            seed=trained.seed,
-            options=Options(mesh=trained.mesh),
-        )
+    space, size, done = evaluate.net.space, evaluate.mesh.size, 0
 
-        def tune(arch: Arch) -> None:
-            nonlocal variables
-            with clock.part("step"):
-                variables = tuner(arch)
-
-    done = 0
+    def tune(arch: Arch) -> None:
+        nonlocal variables
+        assert tuner is not None
+        with clock.part("step"):
+            variables = tuner(arch)
 
     def scores(archs: Arch) -> np.ndarray:
         # In parts of one size: every call has another number of architectures, and would be compiled anew.
         nonlocal done
         measured = []
-        count, part = len(next(iter(archs.values()))), trained.mesh.size
-        for i in range(0, count, part):
-            one = jax.tree.map(lambda x, i=i: x[i : i + part], archs)
+        for first in range(0, len(next(iter(archs.values()))), size):
+            part = jax.tree.map(lambda x, first=first: x[first : first + size], archs)
             with clock.part("evaluation"):
-                measured.append(trained.evaluate.scores(variables, one, part))
+                measured.append(evaluate.scores(variables, part, size))
             done += len(measured[-1])
             shown.update(done)
         return np.concatenate(measured)
 
-    key = stream(trained.seed, "selection")
-    options: dict[str, Any] = {"tune": tune, "renormalize": method.renormalize}
+    options: dict[str, Any] = {"tune": tuner and tune, "renormalize": method.renormalize}
     with Progress(_evaluations(space, method), label=f"{method.name}, evaluation") as shown:
         if isinstance(method, Pruning):
             arch, found = search.pruning(space, weights, scores, at_once=method.at_once, **options)
@@ -235,17 +220,8 @@ def race(
 ) -> tuple[Arch, list[tuple[float, ...]]]:
     """The winner of successive halving among candidates, and the scores of each, rung by rung.
 
-    On workers the trials of a rung begin together. They are told one by one and in order as they are here, so
-    that the history is the same.
-
-    Args:
-      space: of the candidates.
-      method: the rungs.
-      drawn: the candidates.
-      trials: from architectures and the number of a rung to scores.
-      key: of the race.
-      kept: where `search.run` keeps its history.
-      calls: the trials on workers, to begin them ahead; None for here.
+    On workers (`calls`) the trials of a rung begin together. They are told one by one and in order as they
+    are here, so that the history is the same. `kept` are the arguments of `search.run` on its history.
     """
     codes, count = np.asarray(space.encode(drawn.archs)), len(method.steps)
     racing = search.SuccessiveHalving(

@@ -14,26 +14,22 @@ from typing import Any
 import flax.linen as nn
 import jax
 import numpy as np
-from jax.sharding import Mesh
 
-import jaxnas
 from jaxnas import files, processes, search
 from jaxnas.checks import check_counts, check_numbers
 from jaxnas.choice import nearest
 from jaxnas.cost import Cost, cost
+from jaxnas.recipes.recipe import Recipe, check_cost
 from jaxnas.report.result import SampledSpaceOf, parse
 from jaxnas.runs.lab import Lab
 from jaxnas.search.bounds import feasible
 from jaxnas.space import Arch, Space
 from jaxnas.tasks import Task
-from jaxnas.training.divergence import MENDS
 from jaxnas.training.evaluate import make_evaluator
 from jaxnas.training.fit import fit
 from jaxnas.training.keys import stream
 from jaxnas.training.plain import to_dict
-from jaxnas.training.recipe import Recipe
 from jaxnas.training.settings import Training
-from jaxnas.training.setup import Options
 
 NAME = "spaces.json"
 _DRAWS = 50  # how often a whole sample is drawn, before a bound is taken for one that leaves too few
@@ -52,7 +48,6 @@ class SpaceEvolution:
       budget: name of a cost; only architectures are drawn that cost at most `most`.
       most: see `budget`; None for all.
       steps: of each supernet but the last one; None for as many as that has.
-      carry: whether a supernet begins with the weights that it shares with the one before.
       limit: batches of the search role that each architecture is measured on; None for all.
     """
 
@@ -64,7 +59,6 @@ class SpaceEvolution:
     budget: str = "params"
     most: float | None = None
     steps: int | None = None
-    carry: bool = False
     limit: int | None = None
 
     def __post_init__(self) -> None:
@@ -122,8 +116,8 @@ def evolve(
     settings: SpaceEvolution,
     lab: Lab,
     say: Callable[[str], None] = print,
-) -> tuple[nn.Module, Any]:
-    """Trains supernets whose space moves to where architectures err less, up to the last space.
+) -> nn.Module:
+    """Moves the space to where architectures err less, up to the last space.
 
     Args:
       task, net, training, recipe: of the supernets; the network has the first space.
@@ -132,68 +126,40 @@ def evolve(
       say: logs a line.
 
     Returns:
-      The network with the last space, and variables to train it from, None for new ones.
+      The network with the last space.
 
     Raises:
       Stopped: a signal stopped a training, which is saved; see `fit`.
       ValueError: settings that the space cannot have, or a workdir of other ones.
     """
-    root, seed, mesh, variables = lab.root, lab.seed, lab.mesh, None
-    decided = files.plain({"evolution": to_dict(settings), "space": net.space.to_json(), "seed": seed})
-    known = read_spaces(root)
+    root = lab.root
+    decided = {"evolution": to_dict(settings), "space": net.space.to_json(), "seed": lab.seed}
+    decided, known = files.plain(decided), read_spaces(root)
     if known is None:
-        _check(task, net, settings, seed)
+        _check(task, net, settings, lab.seed)
         known = Spaces((net.space,), config=decided)
     elif known.config != decided:
         raise ValueError(
             f"{root / NAME} is of another first space, other settings of the evolution or another seed; take "
             "another workdir, or delete this one to begin anew."
         )
-    short, done = training.shortened(settings.steps), len(known.spaces) - 1
-    for turn in range(settings.turns):
-        if turn < done and not settings.carry:
-            continue
-        name, net = _name(turn), net.clone(space=known.spaces[turn])
-        trained = fit(
-            task,
-            net,
-            short,
-            recipe=recipe,
-            workdir=root / f"space_{name}",
-            seed=seed,
-            options=Options(
-                variables=variables,
-                mesh=mesh,
-                may_differ=MENDS if turn < done else (),  # of a later space that diverged
-            ),
+    short = training.shortened(settings.steps)
+    for turn in range(len(known.spaces) - 1, settings.turns):
+        name, net = _name(turn), net.clone(space=known.space)
+        trained = fit(task, net, short, recipe=recipe, workdir=root / f"space_{name}", seed=lab.seed)
+        archs, errors = _sample(task, net, trained.variables, settings, lab, turn)
+        rules = {name: rule for name, rule in settings.rules.items() if name in net.space}
+        evolved = search.evolve_space(
+            net.space, archs, errors, rules=rules, fixed=settings.fixed, top=settings.top
         )
-        if turn == done:
-            archs, errors = _sample(task, net, trained.variables, settings, seed, turn, mesh)
-            rules = {name: rule for name, rule in settings.rules.items() if name in net.space}
-            evolved = search.evolve_space(
-                net.space,
-                archs,
-                errors,
-                rules=rules,
-                fixed=settings.fixed,
-                top=settings.top,
-            )
-            measured = SampledSpaceOf(
-                name=name, et_error=evolved.et_error, errors=evolved.errors, shifts=evolved.shifts
-            )
-            known = Spaces((*known.spaces, evolved.space), (*known.sampled, measured), decided)
-            known.write(root)
-            done += 1
-            moved = [shift.name for shift in evolved.shifts if shift.steps]
-            say(f"space {name}: E-T error {evolved.et_error:.4f}; moved are {', '.join(moved) or 'none'}")
-        if settings.carry:
-            following = net.clone(space=known.spaces[turn + 1])
-            new = jaxnas.init(following, stream(seed, "training_init"), task.inputs)
-            old = processes.on_host(trained.variables)
-            carried = jaxnas.carry_weights(net, old, following, new, task.inputs)
-            say(f"carried {carried.carried:,} of {carried.total:,} weights")
-            variables = carried.variables
-    return net.clone(space=known.space), variables
+        measured = SampledSpaceOf(
+            name=name, et_error=evolved.et_error, errors=evolved.errors, shifts=evolved.shifts
+        )
+        known = Spaces((*known.spaces, evolved.space), (*known.sampled, measured), decided)
+        known.write(root)
+        moved = [shift.name for shift in evolved.shifts if shift.steps]
+        say(f"space {name}: E-T error {evolved.et_error:.4f}; moved are {', '.join(moved) or 'none'}")
+    return net.clone(space=known.space)
 
 
 def _name(turn: int) -> str:
@@ -202,23 +168,13 @@ def _name(turn: int) -> str:
 
 
 def _check(task: Task, net: Any, settings: SpaceEvolution, seed: int) -> None:
-    """Refuses settings that a space cannot have, before anything is trained.
-
-    Raises:
-      ValueError: too small a sample, an unknown cost or choice, options that their rule does not allow, or a
-        bound that leaves too few architectures.
-    """
+    """Refuses settings that a space cannot have, before anything is trained."""
     if settings.sample < search.LEAST_SAMPLE:
         raise ValueError(
             f"evolution.sample is {settings.sample}, expected at least {search.LEAST_SAMPLE} architectures."
         )
     costs = cost(net, task.inputs)
-    known = costs(net.space.smallest())
-    if settings.budget not in known:
-        near = nearest(settings.budget, known) or "."
-        raise ValueError(
-            f"evolution.budget is {settings.budget!r}{near} The costs of the network are {', '.join(known)}."
-        )
+    check_cost("evolution.budget", settings.budget, costs(net.space.smallest()))
     for what, names in (("fixed", settings.fixed), ("rules", settings.rules)):
         for name in names:
             if name not in net.space:
@@ -232,19 +188,13 @@ def _check(task: Task, net: Any, settings: SpaceEvolution, seed: int) -> None:
     _draw(net, costs, settings, seed, 0)
 
 
-def measure_last(
-    task: Task,
-    net: nn.Module,
-    variables: Any,
-    settings: SpaceEvolution,
-    lab: Lab,
-) -> Spaces:
+def measure_last(task: Task, net: nn.Module, variables: Any, settings: SpaceEvolution, lab: Lab) -> Spaces:
     """Measures a sample of the last space, as those before it, once its supernet is trained."""
     known = read_spaces(lab.root)
     assert known is not None  # written by `evolve`
     if len(known.sampled) > settings.turns:
         return known
-    _, errors = _sample(task, net, variables, settings, lab.seed, settings.turns, lab.mesh)
+    _, errors = _sample(task, net, variables, settings, lab, settings.turns)
     last = SampledSpaceOf(
         name=_name(settings.turns),
         et_error=search.et_error(errors, top=settings.top),
@@ -256,17 +206,11 @@ def measure_last(
 
 
 def _sample(
-    task: Task,
-    net: nn.Module,
-    variables: Any,
-    settings: SpaceEvolution,
-    seed: int,
-    turn: int,
-    mesh: Mesh | None,
+    task: Task, net: nn.Module, variables: Any, settings: SpaceEvolution, lab: Lab, turn: int
 ) -> tuple[Arch, np.ndarray]:
     """Random architectures within the bound, and their errors with inherited weights."""
-    archs = _draw(net, cost(net, task.inputs), settings, seed, turn)
-    evaluate = make_evaluator(task, net, "search", mesh=mesh, limit=settings.limit)
+    archs = _draw(net, cost(net, task.inputs), settings, lab.seed, turn)
+    evaluate = make_evaluator(task, net, "search", mesh=lab.mesh, limit=settings.limit)
     metric = task.metrics[0]
     values = np.asarray(metric.score(evaluate(variables, archs)[metric.name]), np.float64)
     return archs, 1 - values if metric.direction == "max" else -values

@@ -24,14 +24,9 @@ def costs_with_latency(
 ) -> Cost:
     """Parameters and products of architectures, and "latency_ms" by a table that is measured once.
 
-    Args:
-      task, net: of the run.
-      rows: of a batch; 0 for no latency.
-      workdir: keeps the table in latency.json, so that a resumed search uses the same one; or None.
-      measure: of the table; None for one decision at a time.
-
-    Raises:
-      ValueError: a table of another device.
+    The table is of batches of `rows`, 0 for no latency, and kept in latency.json of the workdir, so that a
+    resumed search uses the same one. `measure` makes it, by default one decision at a time. A table of
+    another device raises a ValueError.
     """
     exact = cost(net, task.inputs)
     if not rows:
@@ -63,14 +58,7 @@ def measured(net: nn.Module, task: Task, rows: int) -> latency.LatencyTable:
 def time_found(
     task: Task, net: nn.Module, variables: Any, archs: Mapping[str, Arch], rows: int, workdir: os.PathLike
 ) -> None:
-    """Times extracted networks from end to end, in turn, and writes what the page shows of it.
-
-    Args:
-      task, net, variables: the trained supernet.
-      archs: by name, with "found".
-      rows: of a batch.
-      workdir: of the run.
-    """
+    """Times extracted networks, by name, from end to end, in turn, and writes what the page shows of it."""
     spread = latency.spread(net, variables, _batch(task, rows), archs)
     record = {
         "rows": rows,

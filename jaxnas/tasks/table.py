@@ -75,7 +75,7 @@ class Table(Classification[data_lib.Table]):
         if not self.dataset.classes:
             raise ValueError(
                 f"{self.name} is a regression, whose networks predict no classes, which distillation needs. "
-                "Choose a recipe without one, as training.Uniform() or training.Sandwich(distill=None)."
+                "Choose a recipe without one, as recipes.Uniform() or recipes.Sandwich(distill=None)."
             )
         return super().predict(call)
 

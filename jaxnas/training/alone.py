@@ -24,19 +24,28 @@ from jaxnas import executors
 from jaxnas.checks import check_counts
 from jaxnas.choice import nearest
 from jaxnas.processes import on_host
+from jaxnas.recipes.hard import Fixed
+from jaxnas.recipes.recipe import TrainState
 from jaxnas.space import Arch, Space
 from jaxnas.subnet import init
 from jaxnas.tasks import Metric, Task
 from jaxnas.tasks.task import check_role
-from jaxnas.training.divergence import DivergedError
 from jaxnas.training.evaluate import is_batch, make_evaluator
 from jaxnas.training.keys import stream
 from jaxnas.training.progress import Progress
-from jaxnas.training.recipe import TrainState
-from jaxnas.training.recipes import Fixed
 from jaxnas.training.settings import Training
-from jaxnas.training.setup import Options, Setup, abstract_state, batches_of, initial_state, prepare, set_up
-from jaxnas.training.step import make_step, step_of
+from jaxnas.training.step import (
+    Options,
+    Setup,
+    abstract_state,
+    batches_of,
+    initial_state,
+    make_step,
+    prepare,
+    set_up,
+    step_of,
+)
+from jaxnas.training.store import DivergedError
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -128,13 +137,8 @@ def train_seeds(
         raise ValueError(f"train_seeds: {count} architectures and {len(seeds)} seeds; expected as many.")
     size = min(options.together or len(seeds), len(seeds))
     one = jax.tree.map(lambda x: x[0], arch) if several else arch
-    train = _trainer(
-        _setup(task, net, training, one, options, at_once=size > 1),
-        stopping,
-        variables=options.variables,
-        at_once=size > 1,
-        several=several,
-    )
+    setup = set_up(task, net, training, Fixed(one), options=options)
+    train = _trainer(setup, stopping, at_once=size > 1, several=several)
     groups = []
     for first in range(0, len(seeds), size):
         own = slice(first, first + size)
@@ -162,32 +166,23 @@ def make_scorer(
     *,
     seed: int = 0,
     limit: int | None = None,
-    options: Options = Options(),
+    together: int | None = None,
 ) -> Callable[[Arch], Iterator[float]]:
     """A function from architectures to their scores on the role "search" after training alone.
 
-    All start from weights and see batches of one seed. One program trains architectures of any size, one
-    after another on a CPU, where each then pays for its own size, and side by side elsewhere.
-
-    Args:
-      task, net: the supernet, whose architectures are trained.
-      training: of each.
-      seed: of the trainings.
-      limit: batches at most that they are measured on; None for all.
-      options: see `train_seeds`.
-
-    Returns:
-      `scores(archs)`, which yields the first metric of each architecture of a batch as soon as it is known;
-      higher is better, and NaN where a training diverged.
+    All start from weights and see batches of one seed. One program trains architectures of any size:
+    `together` at once, by default all, but on a CPU one after another, where each then pays for its own size.
+    `scores(archs)` yields the first metric of each as soon as it is known; higher is better, and NaN where a
+    training diverged. `limit` are the batches at most that they are measured on, None for all.
     """
     # Measured once, at the end, as inherited weights are: the best step would be an advantage.
     once = dataclasses.replace(training, evaluate_every=training.steps)
     stopping, metric = EarlyStopping(role="search", limit=limit), task.metrics[0]
-    together = options.together or (1 if jax.default_backend() == "cpu" else None)
+    together = together or (1 if jax.default_backend() == "cpu" else None)
 
     @functools.cache
     def trainer(at_once: bool) -> Callable[..., Seeds]:
-        setup = _setup(task, net, once, net.space.smallest(), options, at_once)
+        setup = set_up(task, net, once, Fixed(net.space.smallest()))
         return _trainer(setup, stopping, at_once=at_once, several=True, test=False)
 
     def scores(archs: Arch) -> Iterator[float]:
@@ -210,7 +205,6 @@ def make_trials(
     *,
     seed: int = 0,
     limit: int | None = None,
-    options: Options = Options(),
 ) -> Callable[[Arch, Any], np.ndarray]:
     """A function from architectures and a fidelity to scores, float32 [n], after `steps[fidelity]` steps.
 
@@ -219,22 +213,16 @@ def make_trials(
 
     @functools.cache
     def scorer(fidelity: int) -> Callable[[Arch], Iterator[float]]:
-        short = training.shortened(steps[fidelity])
-        return make_scorer(task, net, short, seed=seed, limit=limit, options=options)
+        return make_scorer(task, net, training.shortened(steps[fidelity]), seed=seed, limit=limit)
 
     return lambda archs, fidelity: np.asarray([*scorer(int(fidelity))(archs)], np.float32)
 
 
 def on_workers(calls: executors.Calls, space: Space) -> Callable[[Arch, Any], np.ndarray]:
-    """Scores of architectures trained alone on workers, all begun at once.
+    """Scores of architectures trained alone on workers, float32 [n], all begun at once.
 
-    Args:
-      calls: of a function from an architecture as JSON text, and the fidelity or the number of steps, to its
-        score.
-      space: of the architectures.
-
-    Returns:
-      `scores(archs, how)`, float32 [n]; it waits for those that `begin` began before.
+    `calls` are of a function from an architecture as JSON text, and the fidelity or the number of steps, to
+    its score.
     """
     return lambda archs, how: np.asarray(
         [calls(text, how) for text in begin(calls, space, archs, how)], np.float32
@@ -250,29 +238,18 @@ def begin(calls: executors.Calls, space: Space, archs: Arch, how: Any) -> list[s
 
 
 def make_tuner(
-    task: Task,
-    net: nn.Module,
-    training: Training,
-    state: TrainState,
-    *,
-    seed: int = 0,
-    options: Options = Options(),
+    task: Task, net: nn.Module, training: Training, state: TrainState, seed: int = 0
 ) -> Callable[[Arch], Any]:
     """A function that trains a supernet on under a soft architecture, as between the decisions of DARTS-PT.
 
-    Args:
-      task, net: what was trained.
-      training: of each call; the learning rate begins anew.
-      state: the last one of the training, which is left as it is.
-      seed, options: see `fit`.
-
-    Returns:
-      `tune(arch)`, which gives the variables to evaluate with after the steps of all calls so far. It raises
-      `DivergedError` where they are not finite.
+    Each call begins the learning rate of `training` anew; `state`, the last one of the supernet's training,
+    is left as it is. `tune(arch)` gives the variables to evaluate with after the steps of all calls so far,
+    or raises `DivergedError` where they are not finite.
     """
     even = jax.tree.map(jax.nn.softmax, net.space.logits())
-    tuning = dataclasses.replace(options, stream="tuning")
-    start, step, batch = prepare(task, net, training, Fixed(even), seed=seed, options=tuning)
+    start, step, batch = prepare(
+        task, net, training, Fixed(even), seed=seed, options=Options(stream="tuning")
+    )
     last, calls = state, 0
 
     def tune(arch: Arch) -> Any:
@@ -294,45 +271,23 @@ def make_tuner(
     return tune
 
 
-def _setup(
-    task: Task, net: nn.Module, training: Training, arch: Arch | None, options: Options, at_once: bool
-) -> Setup:
-    """The setup of trainings of one architecture: side by side they share a device, else each uses all."""
-    one = Mesh(np.asarray(jax.local_devices()[:1]).reshape(1, 1), ("data", "model"))
-    options = dataclasses.replace(options, mesh=one) if at_once else options
-    return set_up(task, net, training, Fixed(arch), options=options)
-
-
 def _trainer(
-    setup: Setup,
-    stopping: EarlyStopping,
-    *,
-    variables: Any = None,
-    at_once: bool,
-    several: bool,
-    test: bool = True,
+    setup: Setup, stopping: EarlyStopping, *, at_once: bool, several: bool, test: bool = True
 ) -> Callable[..., Seeds]:
-    """A function that trains a group of seeds, which compiles once.
+    """`train(seeds, arch, label)`, which trains a group of seeds in one program.
 
-    Args:
-      setup: of the trainings.
-      stopping: where they are best.
-      variables: to start from; None for new ones by seed.
-      at_once: whether the group is trained under `vmap`; else it is of one seed.
-      several: whether each seed has an architecture of its own.
-      test: whether they are measured on the test data.
-
-    Returns:
-      `train(seeds, arch, label)`, with a label for the progress, or none.
+    The group is trained under `vmap` if `at_once`, on one device; else it is of one seed, on all devices.
+    With `several`, each seed has an architecture of its own; with `test`, they are measured on the test data.
     """
-    task, net, training = setup.task, setup.net, setup.training
+    if at_once:
+        one = Mesh(np.asarray(jax.local_devices()[:1]).reshape(1, 1), ("data", "model"))
+        setup = dataclasses.replace(setup, mesh=one)
+    task, net, training, variables = setup.task, setup.net, setup.training, setup.options.variables
     metric, patience = _metric(task, stopping.metric), stopping.patience
     check_role(task.name, stopping.role, ("validation", "search"), "choosing where a training is best")
-    roles = (stopping.role, *(["test"] if test else []))
-    limits = (stopping.limit, None)
+    limits = {stopping.role: stopping.limit, **({"test": None} if test else {})}
     evaluators = {
-        role: make_evaluator(task, net, role, mesh=setup.mesh, limit=limit)
-        for role, limit in zip(roles, limits, strict=False)
+        role: make_evaluator(task, net, role, mesh=setup.mesh, limit=limit) for role, limit in limits.items()
     }
     watched, batch = evaluators[stopping.role], batches_of(setup)
 

@@ -89,12 +89,7 @@ class Checkpointer:
         return sorted(self._orbax.all_steps())
 
     def save(
-        self,
-        step: int,
-        state: Any,
-        metadata: Mapping[str, Any],
-        finite: Any = (),
-        score: float | None = None,
+        self, step: int, state: Any, metadata: Mapping[str, Any], finite: Any = (), score: float | None = None
     ) -> bool:
         """Begins to save a step, and deletes the oldest beyond `max_to_keep`, but for the best.
 
@@ -104,15 +99,11 @@ class Checkpointer:
           step: not below the latest one saved.
           state: a pytree of arrays and numbers.
           metadata: a dict that JSON can hold.
-          finite: the part of the state that must be finite.
+          finite: the part of the state that must be finite, or NotFinite is raised.
           score: of the state, higher is better; None if it was not measured.
 
         Returns:
           Whether the step is written; False if it was saved before.
-
-        Raises:
-          NotFinite: there is a NaN or an infinity in `finite`; nothing is written.
-          CheckpointError: this step, or the one before it, cannot be written (a full disk).
         """
         steps = self.steps()
         if step in steps:
@@ -121,15 +112,8 @@ class Checkpointer:
             last = f"The last checkpoint is that of step {steps[-1]}." if steps else "There is none yet."
             raise NotFinite(f"step {step} is not saved: {wrong} holds a NaN or an infinity. {last}")
         stored = _stored(state)
-        record = files.plain(
-            {
-                "step": step,
-                "metadata": metadata,
-                "score": score,
-                "leaves": _types(state),
-                "checksums": checksums(stored),
-            }
-        )
+        record = dict(step=step, metadata=metadata, score=score, leaves=_types(state))
+        record = files.plain(record | {"checksums": checksums(stored)})
         self._scores[step] = record["score"]
         self._by_score(steps)  # Reads the scores now: Orbax asks for them while it saves.
         self._being_saved = step, sum(getattr(leaf, "nbytes", 8) for leaf in jax.tree.leaves(stored))
@@ -143,10 +127,7 @@ class Checkpointer:
             )
 
     def restore(
-        self,
-        example: Any,
-        differ: Callable[[Mapping[str, Any]], list[str]] | None = None,
-        best: bool = False,
+        self, example: Any, differ: Callable[[Mapping[str, Any]], list[str]] | None = None, best: bool = False
     ) -> tuple[int, Any, dict[str, Any]] | None:
         """Restores the latest step that is whole, or that of the best score.
 
@@ -154,18 +135,15 @@ class Checkpointer:
         and a warning says why.
 
         Args:
-          example: a state of the same structure, shapes and types, of arrays or
-            `jax.ShapeDtypeStruct`; its shardings are those of the result.
+          example: a state of the same structure, shapes and types, of arrays or `jax.ShapeDtypeStruct`; its
+            shardings are those of the result.
           differ: from the metadata of a step to lines as of `files.diff`, of what is different now.
           best: take the step of the best score.
 
         Returns:
-          The step, the state and the metadata; None if there is no checkpoint.
-
-        Raises:
-          ConfigMismatch: something differs.
-          CheckpointError: all are damaged (nothing is renamed), the state has other leaves, or the best is
-            asked for where no step has a score.
+          The step, the state and the metadata; None if there is no checkpoint. What differs raises
+          ConfigMismatch; other leaves, damage of all (nothing is renamed) and a best one that is not known
+          raise CheckpointError.
         """
         damaged: dict[int, str] = {}
         steps = self.steps()
@@ -263,11 +241,6 @@ class Checkpointer:
     ) -> None:
         """Raises for a checkpoint of another training, or of a state of another form."""
         where = self.directory / str(step)
-        if "checksums" not in record:
-            raise CheckpointError(
-                f"the checkpoint {where} was saved by an earlier version of jaxnas. Finish the run with "
-                "that version, or choose another workdir."
-            )
         if lines := differ(record["metadata"]) if differ is not None else []:
             raise ConfigMismatch(
                 f"the checkpoint {where} was made by another training:{files.indented(lines, len(lines))}"
@@ -413,9 +386,8 @@ def _types(state: Any) -> dict[str, str]:
 def checksums(state: Any) -> dict[str, list[int]]:
     """Fletcher's sums of each leaf, modulo 2**32: of its words, and of its words times their positions.
 
-    Sums of integers do not depend on their order, so each process sums what it holds, in whatever shards, and
-    only the sums are exchanged. Any change of one word changes the first sum; words that trade places change
-    the second.
+    Sums of integers do not depend on their order, so each process sums what it holds, in whatever shards. Any
+    change of one word changes the first sum; words that trade places change the second.
     """
     leaves = _leaves(state)
     sums = np.stack([_sums(leaf) for leaf in leaves.values()])

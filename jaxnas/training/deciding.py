@@ -15,14 +15,14 @@ import numpy as np
 from jax.extend import core
 
 from jaxnas import files
+from jaxnas.recipes.hard import Fixed
+from jaxnas.recipes.recipe import Recipe, TrainState
 from jaxnas.subnet import init
 from jaxnas.tasks import Call, Task
 from jaxnas.training.checkpoint import checksums
 from jaxnas.training.plain import field_names, to_dict
-from jaxnas.training.recipe import Recipe, TrainState
-from jaxnas.training.recipes import Fixed
 from jaxnas.training.settings import Training
-from jaxnas.training.setup import Optimizer, Options, Setup
+from jaxnas.training.step import Optimizer, Setup
 
 _BYTES = 2**22  # of the examples that stand for a role; small data are compared whole
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
@@ -44,11 +44,7 @@ def deciding(task: Task, net: nn.Module, training: Training, recipe: Recipe) -> 
 
 def scoring(task: Task, variables: Any, limit: int | None = None) -> dict[str, Any]:
     """Fingerprint of the scores of architectures with these weights on the role "search"."""
-    return {
-        "weights": weights_digest(variables),
-        "data": _evaluated(task, "search"),
-        "limit": limit,
-    }
+    return {"weights": weights_digest(variables), "data": _evaluated(task, "search"), "limit": limit}
 
 
 def scoring_alone(task: Task, net: nn.Module, training: Training) -> str:
@@ -58,19 +54,14 @@ def scoring_alone(task: Task, net: nn.Module, training: Training) -> str:
     return files.digest(files.plain(record))
 
 
-def fingerprint(setup: Setup, state: TrainState, options: Options) -> dict[str, Any]:
-    """All that decides the weights of a training, which `fit` keeps in its checkpoints.
-
-    Args:
-      setup: of the training.
-      state: the first one.
-      options: as given.
-    """
+def fingerprint(setup: Setup, state: TrainState) -> dict[str, Any]:
+    """All that decides the weights of a training, which `fit` keeps in its checkpoints."""
+    options = setup.options
     given, cost = options.variables, options.cost if setup.recipe.needs_cost else None
     return {
         **deciding(setup.task, setup.net, setup.training, setup.recipe),
         "seed": setup.seed,
-        "stream": setup.stream,
+        "stream": options.stream,
         "variables": None if given is None else weights_digest(given),
         "optimizer": None if options.optimizer is None else _optimizer_digest(options.optimizer, state),
         "cost": None if cost is None else files.plain(cost(setup.net.space.largest())),
@@ -124,10 +115,7 @@ def program_digest(function: Callable[..., Any], *arguments: Any) -> dict[str, s
     """Digest of a function's jaxpr, and the version and backend that traced it."""
     closed = jax.make_jaxpr(function)(*arguments)
     traced_by = f"jax {jax.__version__} on {jax.default_backend()}"
-    return {
-        "digest": _program(closed.jaxpr, closed.consts, {}),
-        "traced_by": traced_by,
-    }
+    return {"digest": _program(closed.jaxpr, closed.consts, {}), "traced_by": traced_by}
 
 
 def _settings(task: Task) -> dict[str, Any]:

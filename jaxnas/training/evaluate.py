@@ -1,4 +1,4 @@
-"""Metrics of architectures with given weights, a population at a time.
+"""Metrics of architectures with given weights, a population at a time, and the evaluations of a training.
 
 A population runs as `lax.map` over architectures: each keeps its real branches and pays for its own
 size, in one program that is compiled once. (`vmap` would run every architecture at the maximal size.)
@@ -23,10 +23,14 @@ from jax.sharding import PartitionSpec as P
 from jaxnas.calibration import calibrate, calibrate_one
 from jaxnas.cost import Cost, cost
 from jaxnas.network import check_contract, check_variables, variable_shapes
+from jaxnas.recipes import relaxations
+from jaxnas.recipes.recipe import TrainState
 from jaxnas.space import Arch, Space
 from jaxnas.tasks import Metric, Task
 from jaxnas.tasks.task import Call, Sums, check_role, check_task
+from jaxnas.training.keys import stream
 from jaxnas.training.mesh import everywhere, make_mesh, on_mesh, place, program_of, rows_of
+from jaxnas.training.step import Setup
 
 Metrics = dict[str, Any]
 
@@ -58,14 +62,11 @@ class Evaluator:
     net: nn.Module
 
     def __call__(self, variables: Any, archs: Arch | None = None) -> Metrics:
-        """The metrics by name.
+        """The metrics by name, float32 [], or float32 [n] for a batch of n architectures; exact.
 
         Args:
           variables: of the network.
           archs: hard or soft; one of them, or a batch with a leading axis. None if the network has only one.
-
-        Returns:
-          float32 [] for a single architecture, float32 [n] for a batch of n; exact over the role's data.
         """
         variables, archs = self._checked(variables, archs)
         if archs is None or not is_batch(self.net.space, archs):
@@ -84,18 +85,11 @@ class Evaluator:
         return None if weight is None else int(jnp.sum(weight > 0))
 
     def with_errors(self, variables: Any, arch: Arch | None = None) -> tuple[Metrics, Metrics]:
-        """The metrics of one architecture, and the standard error of each, by name.
+        """The metrics of one architecture, and the standard error of each, by name: float32 [].
 
         The error is that of the mean over the role's data: a jackknife that leaves out one batch at a time
-        (Efron and Tibshirani, An Introduction to the Bootstrap, 1993, chapter 11). Batches are far longer
-        than the correlations between neighboring tokens of a text.
-
-        Args:
-          variables: of the network.
-          arch: hard or soft, a single one. None if the network has only one.
-
-        Returns:
-          Two times float32 [] for each metric; the errors are NaN where there is only one batch.
+        (Efron and Tibshirani, An Introduction to the Bootstrap, 1993, chapter 11), NaN where there is only
+        one. Batches are far longer than the correlations between neighboring tokens of a text.
         """
         variables, arch = self._checked(variables, arch)
         return self.one(variables, place(arch, everywhere(self.mesh)), self.divided())
@@ -111,13 +105,8 @@ class Evaluator:
     def scores(self, variables: Any, archs: Arch, size: int | None = None) -> np.ndarray:
         """The first metric of a batch of architectures as scores, float32 [n]: higher is better.
 
-        Args:
-          variables: of the network.
-          archs: a batch of n.
-          size: rows to which a shorter batch is padded, so that nothing new is compiled.
-
-        Raises:
-          ValueError: the role is "test", on which nothing may be compared.
+        A shorter batch is padded to `size` rows, so that nothing new is compiled. On the role "test" nothing
+        may be compared, which raises a ValueError.
         """
         check_role(self.task.name, self.role, ("search", "validation"), "a comparison of architectures")
         count = len(next(iter(archs.values())))
@@ -226,13 +215,7 @@ def calibrated(
     """The variables with the batch statistics of one architecture, made from training batches.
 
     For a network that leaves its supernet, or its training: an evaluator makes statistics by itself.
-
-    Args:
-      task: the data.
-      net: a network with a `space`.
-      variables: its variables, returned as they are if the network has no batch statistics.
-      arch: the architecture; None for a network of only one.
-      calibration: training batches that batch statistics are made from.
+    Variables without batch statistics are returned as they are.
     """
     if "batch_stats" not in variables:
         return variables
@@ -292,3 +275,61 @@ def is_batch(space: Space, archs: Arch) -> bool:
     name, choice = space.decisions[0]
     soft = jnp.issubdtype(archs[name].dtype, jnp.floating)
     return archs[name].ndim > len(choice.shape) + soft
+
+
+def make_watch(setup: Setup) -> Callable[[TrainState], dict[str, Any]]:
+    """A function from a state to a record for the metrics file, {} for a task without the role.
+
+    It has the first metric of some architectures of a supernet on "search", the probabilities of a recipe
+    with architecture parameters, or the metrics of a fixed network on "validation".
+    """
+    task, net, recipe = setup.task, setup.net, setup.recipe
+    if recipe.watches == "probabilities":
+
+        def decided(state: TrainState) -> dict[str, Any]:
+            found = relaxations.softmax(state.logits)
+            rounded = {name: np.asarray(x, np.float64).round(6).tolist() for name, x in found.items()}
+            confidence = float(relaxations.confidence(found))
+            return {"split": "architecture", "confidence": confidence, "probabilities": rounded}
+
+        return decided
+    role = "validation" if recipe.watches == "network" else "search"
+    if role not in task.sizes:
+        return lambda state: {}
+    evaluate = make_evaluator(task, net, role, mesh=setup.mesh)
+    if recipe.watches == "network":
+
+        def network(state: TrainState) -> dict[str, Any]:
+            arch = state.recipe.get("arch") if state.recipe else None
+            metrics = evaluate(state.evaluated(), arch)
+            return {"split": role, **{name: float(value) for name, value in metrics.items()}}
+
+        return network
+    space, metric = net.space, task.metrics[0].name
+    archs = space.sample(stream(setup.seed, "monitor"), 8)
+    ends = jax.tree.map(lambda *x: jnp.stack(x), space.smallest(), space.largest())
+    archs = jax.tree.map(lambda *x: jnp.concatenate(x), ends, archs)
+
+    def sampled(state: TrainState) -> dict[str, Any]:
+        smallest, largest, *random = np.asarray(evaluate(state.evaluated(), archs)[metric]).tolist()
+        return {
+            "split": role,
+            f"smallest_{metric}": smallest,
+            f"largest_{metric}": largest,
+            f"random_{metric}_mean": sum(random) / len(random),
+            f"random_{metric}_min": min(random),
+            f"random_{metric}_max": max(random),
+        }
+
+    return sampled
+
+
+def score_of(task: Task, watched: Mapping[str, Any]) -> float | None:
+    """The score of a state by its record, higher is better; None if nothing was measured.
+
+    It is the first metric of a network, or the mean of the random architectures of a supernet.
+    """
+    metric = task.metrics[0]
+    known = (watched.get(name) for name in (metric.name, f"random_{metric.name}_mean"))
+    value = next((value for value in known if value is not None), None)
+    return None if value is None or not np.isfinite(value) else metric.score(value)

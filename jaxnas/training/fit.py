@@ -2,37 +2,41 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import dataclasses
+import itertools
 import logging
 import os
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
-from typing import Any, Self
+from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from jaxnas import files
-from jaxnas.network import check_contract
 from jaxnas.processes import is_first
+from jaxnas.recipes.recipe import Recipe, TrainState
 from jaxnas.tasks import Task
-from jaxnas.tasks.task import check_task
 from jaxnas.testing import check_collections, check_network
 from jaxnas.training.checkpoint import Checkpointer, NotFinite
 from jaxnas.training.deciding import compared_with, deciding, fingerprint
-from jaxnas.training.divergence import check_steps, diverged
+from jaxnas.training.evaluate import make_watch, score_of
 from jaxnas.training.preemption import stop_on_signals
 from jaxnas.training.progress import Clock, Progress, times_line
-from jaxnas.training.recipe import Recipe, TrainState
-from jaxnas.training.recipes import usual_recipe
 from jaxnas.training.settings import SETTINGS, Training, described
-from jaxnas.training.setup import Options, Setup, abstract_state, begin, set_up
-from jaxnas.training.step import Step, several, steps_of_call
-from jaxnas.training.store import CHECKPOINTS, RECORDS, Store, check_unchanged
-from jaxnas.training.watch import make_watch, score_of
+from jaxnas.training.step import (
+    Ahead,
+    Options,
+    Setup,
+    Step,
+    abstract_state,
+    begin,
+    set_up,
+    several,
+    steps_of_call,
+)
+from jaxnas.training.store import CHECKPOINTS, LAPS, RECORDS, Store, check_unchanged
 
 _log = logging.getLogger(__name__)
 PARTS = ("input", "step", "evaluation", "checkpoint")
@@ -88,7 +92,7 @@ def fit(
         to keep nothing. A checkpoint resumes only the training that it is of: task, data, network and its
         program, recipe, settings, seed and options are compared.
       seed: of all that is random.
-      options: what few trainings set: variables, an optimizer, a mesh.
+      options: what few trainings set: variables, an optimizer.
 
     Returns:
       The last state, and where the time went, which is logged at the level INFO, too.
@@ -104,23 +108,20 @@ def fit(
       DivergedError: a loss or gradient that is not finite, or a loss far above its course; the message
         names the last good checkpoint, and later ones are removed.
     """
-    check_task(task)
-    check_contract(net)
     training = training if isinstance(training, Training) else Training(steps=training)
-    recipe = usual_recipe(net.space) if recipe is None else recipe
     setup = set_up(task, net, training, recipe, seed=seed, options=options)
-    state, step, batch = begin(setup, options.variables)
-    decided_by = {} if workdir is None else fingerprint(setup, state, options)
+    state, step, batch = begin(setup)
+    decided_by = {} if workdir is None else fingerprint(setup, state)
     with Store(workdir, decided_by, options.may_differ) as store:
         if not store.begun:
             _check_network(task, net)
-        trained = _run(setup, state, step, batch, store, options.progress or (lambda *_: None))
+        trained = _train(setup, state, step, batch, store, options.progress or (lambda *_: None))
     if workdir is not None and is_first():
-        files.write_json(files.as_path(workdir) / SETTINGS, described(training, recipe, seed))
+        files.write_json(files.as_path(workdir) / SETTINGS, described(training, setup.recipe, seed))
     return trained
 
 
-def _run(
+def _train(
     setup: Setup,
     state: TrainState,
     step: Step,
@@ -133,38 +134,37 @@ def _run(
     state, start, complete = store.restore(state)
     if complete:
         return Trained(state, True, store.times() or clock.shares(steps=0))
-    watch = make_watch(setup)
-    with ExitStack() as stack:
-        shown = stack.enter_context(Progress(training.steps, start))
-        stop = stack.enter_context(stop_on_signals())
-        ahead = stack.enter_context(Ahead(batch, training.prefetch, training.steps))
+    watch, calls = make_watch(setup), several(step)
+    done, last, flags = start, False, []
 
-        def record(values: dict[str, Any]) -> None:
-            store.record(values)
-            progress(values["step"], values)
+    def record(values: dict[str, Any]) -> None:
+        store.write(RECORDS, values)
+        progress(values["step"], values)
 
-        done, last, turn, calls, flags = start, False, 0, several(step), []
-        while not last:
-            turn += 1
+    with (
+        Progress(training.steps, start) as shown,
+        stop_on_signals() as stop,
+        Ahead(batch, training.prefetch, training.steps) as ahead,
+    ):
+        for turn in itertools.count(1):
             numbers = steps_of_call(done, training)
             with clock.part("input"):
                 rows = tuple(ahead(number) for number in numbers)
             with clock.part("step"):
                 state, metrics = step(state, rows[0]) if len(rows) == 1 else calls(state, rows)
-            losses = metrics.pop("losses", metrics["loss"])
-            flags.append((numbers, metrics.pop("finite"), metrics.pop("archs", None), losses))
+                losses = metrics.pop("losses", metrics["loss"])
+                flags.append((numbers, metrics.pop("finite"), metrics.pop("archs", None), losses))
             done = numbers.stop
             last, stopped = done == training.steps, stop.reached(turn)
             saves = done % training.every("checkpoint") == 0 or last or stopped
             logs = done % training.log_every == 0 or last
             if logs or saves:
                 with clock.part("step"):
-                    check_steps(setup, flags, store)
-                    values = {name: float(value) for name, value in metrics.items()}
-                flags = []
+                    store.check_steps(setup, flags)
+                    values, flags = {name: float(value) for name, value in metrics.items()}, []
                 if logs:
                     record({"step": done, "split": "train", **values})
-                    store.lap({"step": done, **clock.lap()})
+                    store.write(LAPS, {"step": done, **clock.lap()})
                     shown.update(done, {name: values[name] for name in _SHOWN if name in values})
             score = None
             if done % training.every("evaluate") == 0 or last:
@@ -174,55 +174,22 @@ def _run(
                 if len(watched) > 1:
                     record(watched)
             if last and store.course.bad:
-                raise diverged(store.course.since, setup, store)
+                raise store.diverged(store.course.since, setup)
             if (saves or last) and not store.course.bad:
                 with clock.part("checkpoint"):
                     try:
                         store.save(done, state, last, score)
                     except NotFinite as error:
-                        raise diverged(done, setup, store) from error
-            if stopped and not last:
+                        raise store.diverged(done, setup) from error
+            if last or stopped:
                 break
-    times = clock.shares(steps=done - start)
-    _log.info(times_line(times))
-    trained = Trained(state, last, times)
+    trained = Trained(state, last, clock.shares(steps=done - start))
+    _log.info(times_line(trained.times))
     if not last:
         kept = "is saved, and the same call resumes from there" if store.folder else "is not saved"
         raise stop.kind(f"stopped by a signal at step {done} of {training.steps}, which {kept}", trained)
-    store.finish(times)
+    store.finish(trained.times)
     return trained
-
-
-class Ahead:
-    """Batches by number, of which the next ones are made in a thread while a step runs.
-
-    A batch is a function of its number, so making it ahead changes nothing.
-
-    Args:
-      batch: makes the batch of a number, on the devices.
-      count: how many are made ahead; 0 to make each when it is asked for.
-      end: the number after the last one.
-    """
-
-    def __init__(self, batch: Callable[[int], Any], count: int, end: int) -> None:
-        self._batch, self._count, self._end = batch, count, end
-        self._made: dict[int, concurrent.futures.Future] = {}
-        self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="batches")
-
-    def __call__(self, number: int) -> Any:
-        """The batch of a number; an error of making it is raised here."""
-        if not self._count:
-            return self._batch(number)
-        for following in range(number, min(number + self._count + 1, self._end)):
-            if following not in self._made:
-                self._made[following] = self._thread.submit(self._batch, following)
-        return self._made.pop(number).result()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._thread.shutdown(wait=True, cancel_futures=True)
 
 
 def restore(

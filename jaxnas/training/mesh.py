@@ -19,9 +19,9 @@ from jax.sharding import PartitionSpec as P
 
 from jaxnas.network import annotated
 from jaxnas.processes import on_host
+from jaxnas.recipes.recipe import TrainState
 from jaxnas.tasks import Task
 from jaxnas.tensors import flatten
-from jaxnas.training.recipe import TrainState
 
 # Logical names of axes that are divided over "model", the first one first.
 RULES = ("vocabulary", "mlp", "heads", "embed")
@@ -76,11 +76,7 @@ def program_of(mesh: Mesh) -> contextlib.AbstractContextManager:
 
 
 def shard_batch(batch: Any, mesh: Mesh) -> Any:
-    """Puts this process's rows of a batch on the mesh.
-
-    Raises:
-      ValueError: a batch that does not divide by the devices.
-    """
+    """Puts this process's rows of a batch on the mesh; a ValueError if the devices cannot share them."""
 
     def put(x: Any) -> jax.Array:
         size = x.shape[0] * jax.process_count()
@@ -118,12 +114,8 @@ def on_mesh(tree: Any, mesh: Mesh) -> Any:
 def state_sharding(task: Task, net: nn.Module, mesh: Mesh, state: TrainState) -> TrainState:
     """Where the parts of a state lie on a mesh: a `NamedSharding` for each leaf.
 
-    Args:
-      task: knows the rows of what it carries from batch to batch.
-      net: names the axes of its parameters. A matrix without names is divided along its largest axis, and
-        vectors are on each device.
-      mesh: of the devices.
-      state: arrays, or their shapes.
+    The task knows the rows of what it carries from batch to batch, and the network names the axes of its
+    parameters. A matrix without names is divided along its largest axis, and vectors are on each device.
     """
     devices = mesh.shape.get("model", 1)
     # Where each device has everything, the network need not be traced for the names of its axes.

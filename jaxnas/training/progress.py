@@ -44,27 +44,26 @@ class Progress:
         every: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._total, self._label, self._clock = total, label, clock
+        self._total, self._step, self._label, self._clock = total, start, label, clock
         self._stream = sys.stderr if stream is None else stream
         self._terminal = self._stream.isatty()
-        self._every = (0.1 if self._terminal else 10.0) if every is None else every
-        self._patience = (1.0 if self._terminal else 10.0) if every is None else every
-        self._marks: collections.deque[tuple[float, int]] = collections.deque(maxlen=20)
-        self._shown_at: float | None = None
-        self._step, self._width, self._shown = start, 0, is_first()
+        # Seconds between two lines, and before the first says that something compiles.
+        self._every, self._patience = (0.1, 1.0) if self._terminal else (10.0, 10.0)
+        if every is not None:
+            self._every = self._patience = every
+        self._marks: collections.deque[tuple[float, int]] = collections.deque(maxlen=20)  # shown
+        self._width, self._shown = 0, is_first()
         self._begun, self._lock = threading.Event(), threading.Lock()  # of the first update
 
     def update(self, step: int, metrics: Mapping[str, float] | None = None) -> None:
         """Shows that `step` is done, and metrics beside it (reading them waits for them)."""
         with self._lock:
             self._begun.set()
-        now = self._clock()
-        self._step = step
-        due = self._shown_at is None or now - self._shown_at >= self._every
+        self._step, now = step, self._clock()
+        due = not self._marks or now - self._marks[-1][0] >= self._every
         if not self._shown or (not due and step < self._total):
             return
         self._marks.append((now, step))
-        self._shown_at = now
         parts = [f"{self._label} {step}/{self._total}"]
         first, first_step = self._marks[0]
         if now > first and step > first_step:
@@ -74,22 +73,17 @@ class Progress:
         parts += [f"{name} {float(value):.4g}" for name, value in (metrics or {}).items()]
         self._write("  ".join(parts))
 
-    def close(self) -> None:
-        """Ends the line on a terminal, so that what follows starts on a new one."""
-        with self._lock:
-            self._begun.set()
-        if self._terminal and self._width:
-            self._stream.write("\n")
-            self._stream.flush()
-            self._width = 0
-
     def __enter__(self) -> Self:
         if self._shown:
             threading.Thread(target=self._wait, daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        with self._lock:
+            self._begun.set()
+        if self._terminal and self._width:  # What follows starts on a new line.
+            self._stream.write("\n")
+            self._stream.flush()
 
     def _wait(self) -> None:
         begun = time.monotonic()

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import flax.traverse_util
-import jax
 import optax
 from jax.sharding import Mesh
 
 from jaxnas.checks import check_counts, check_numbers
+from jaxnas.recipes.recipe import standard
 from jaxnas.training.mesh import make_mesh
 
 SETTINGS = "training.json"  # of a complete training, for the page of its search
@@ -122,19 +121,6 @@ class Training:
         if self.skip_not_finite:
             chain = optax.apply_if_finite(chain, self.skip_not_finite)
         return chain, standard(schedule)
-
-
-def standard(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of optax under JAX's standard promotion of dtypes, whichever the user has.
-
-    Schedules and bias corrections mix floats with whole numbers of steps, which strict promotion refuses.
-    """
-
-    def call(*args: Any) -> Any:
-        with jax.numpy_dtype_promotion("standard"):
-            return function(*args)
-
-    return call
 
 
 def is_kernel(params: dict[str, Any]) -> dict[str, Any]:

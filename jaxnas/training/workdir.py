@@ -92,14 +92,9 @@ def _lock(lock: int) -> None:
 
 @contextlib.contextmanager
 def _object(path: str) -> Iterator[None]:
-    """Holds an object as a lock: it is created if there is none, or one of a process that was killed.
+    """Holds an object gs://bucket/folder/name: created if there is none, or one of a killed process.
 
-    Args:
-      path: of the object, gs://bucket/folder/name.
-
-    Raises:
-      BlockingIOError: there is one; the message names its process, and how to remove it.
-      OSError: the store does not answer, or rejects the request.
+    If there is one, a BlockingIOError names its process, and how to remove it.
     """
     bucket, _, name = path.removeprefix("gs://").partition("/")
     folder, _, name = name.rpartition("/")

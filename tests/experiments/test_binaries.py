@@ -71,7 +71,8 @@ FILES = {
 from small_tasks import net_of, task_of
 from jaxnas.experiments import Config
 from jaxnas import runs
-from jaxnas.training import Relaxed, Training
+from jaxnas.recipes import Relaxed
+from jaxnas.training import Training
 CONFIG = Config(name="text", task=task_of("text"), network=net_of("text"), recipe=Relaxed(start=5),
                 training=Training(steps=20, batch_size=8), architectures={"widest": dict(embed=8, hidden=16)},
                 search=runs.Search(runs.Trials(samples=4, explore=0.5, eta=2, steps=(2, 4))))

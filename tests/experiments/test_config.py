@@ -19,9 +19,11 @@ from jaxnas.experiments import config as config_lib
 from jaxnas.experiments import session as session_lib
 from jaxnas.experiments.config import Config, ConfigError
 from jaxnas.experiments.configs import CONFIGS
+from jaxnas.recipes import Fixed, Relaxed, Uniform
 from jaxnas.report import result
+from jaxnas.runs.searching import Found
 from jaxnas.tasks import Images
-from jaxnas.training import Fixed, Relaxed, Training, Uniform
+from jaxnas.training import Training
 
 DIGITS, GUMBEL = CONFIGS["autoformer_digits"], CONFIGS["autoformer_digits_gumbel"]
 WORDS, DEEP = CONFIGS["wikitext2_small"], CONFIGS["wikitext2_deep"]
@@ -106,7 +108,7 @@ def test_a_wrong_assignment_says_what_was_expected():
         case(DIGITS, "network.dtype=int8", "network.dtype", "bfloat16", "'int8'"),
         case(DIGITS, "search.method=argmin", "search.method", "argmax"),
         case(DEEP, "search.method.steps=1,a", "1,1", "'1,a'"),
-        case(DIGITS, "recipe=relaxed", "recipe.distill", "recipe.spread"),
+        case(DIGITS, "recipe=relaxed", "recipe.distill"),
         case(WORDS, "architectures=x", "architectures"),
         case(DIGITS, "network.space=par(open('x'))", "par"),
         case(DIGITS, "network.space=pra(6)", "'pra'", "'par'"),
@@ -148,7 +150,7 @@ def test_arrays_and_functions_are_told_apart_in_json():
     assert zeros != ones and zeros.startswith("float64[100] sha256:")
     assert config_lib.to_dict({"f": spaces.par, "d": jnp.bfloat16}) == {"f": "par", "d": "bfloat16"}
     fixed = config_lib.to_dict(Fixed({"hidden": jnp.array([1, 0])}))
-    assert fixed == {"type": "Fixed", "arch": {"hidden": [1, 0]}, "distill": None, "spread": False}
+    assert fixed == {"type": "Fixed", "arch": {"hidden": [1, 0]}, "distill": None}
 
 
 def test_a_config_needs_a_network_with_a_space_a_search_that_begins_and_a_known_name():
@@ -270,7 +272,7 @@ def test_a_file_without_a_config_says_what_is_missing_or_where_it_fails(tmp_path
 def test_settings_that_a_selection_would_ignore_and_names_that_are_taken_are_refused(tmp_path):
     task, net = task_of("images"), perceptron()
     small = net.space.smallest()
-    found = runs.Found(small, {"another": small}, ())
+    found = Found(small, {"another": small}, ())
 
     def named(name):
         return lambda: dataclasses.replace(DIGITS, architectures={"mine": {}, name: {}}), ConfigError, name

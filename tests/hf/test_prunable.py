@@ -14,9 +14,10 @@ from scipy import special
 
 import jaxnas
 from jaxnas import data, files, hf, report, runs, search, tasks
+from jaxnas.recipes import Distillation
 from jaxnas.report import result as results
-from jaxnas.training import Distillation, Training, make_evaluator
-from jaxnas.training.imitation import Imitation
+from jaxnas.runs.replacing import Imitation
+from jaxnas.training import Training, make_evaluator
 
 pytest.importorskip("transformers", reason="it comes with the extra `torch`")
 WORDS = "the quick brown fox jumps over a lazy dog and runs home before it rains again today".split()

@@ -16,10 +16,11 @@ import vl_convert
 import workdirs
 from workdirs import change, facts_of, page_of, section_of
 
-from jaxnas import report, runs
+from jaxnas import report
 from jaxnas.report import charts, findings, read_run, vega, words
 from jaxnas.report import result as result_lib
 from jaxnas.report.result import MetricOf, Network, Result, SpaceOf, TaskOf
+from jaxnas.runs.describe import LivePage
 
 EVIL = "</script><script>alert('1')</script>\"&"
 KINDS = {
@@ -464,7 +465,7 @@ def test_a_page_is_there_while_the_run_goes_on(roots, tmp_path):
 def test_a_live_page_is_written_only_now_and_then(tmp_path):
     times, path = iter([0.0, 0.0, 3.0, 5.0, 6.0, 60.0, 60.0]), tmp_path / "report.html"
     task, space = small_tasks.task_of("images"), small_tasks.net_of("images").space
-    page = runs.LivePage(task, space, tmp_path, every=5.0, clock=lambda: next(times))
+    page = LivePage(task, space, tmp_path, every=5.0, clock=lambda: next(times))
     (tmp_path / "result.json").write_text("{}")
     page.end("Nothing was done.")
     page.begin("Nothing begins.")

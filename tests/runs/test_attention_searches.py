@@ -7,7 +7,8 @@ from small_tasks import task_of
 
 import jaxnas
 from jaxnas import runs, search, spaces, supernets
-from jaxnas.training import Options, Relaxed, Training, Uniform, fit, make_mesh
+from jaxnas.recipes import Relaxed, Uniform
+from jaxnas.training import Training, fit, make_mesh
 
 TRAINING = Training(steps=4, batch_size=1, learning_rate=1e-2, warmup_steps=1, log_every=1, clip=1.0)
 EVEN = Relaxed(order="joint", relaxation="average")
@@ -51,7 +52,7 @@ def test_a_search_of_attention_takes_the_whole_road(name, tmp_path, capsys):
     task, net, recipe, method = SYSTEMS[name]()
     mesh = make_mesh(1)
     lab = runs.Lab(tmp_path, mesh=mesh)
-    trained = fit(task, net, TRAINING, recipe=recipe, workdir=tmp_path, options=Options(mesh=mesh))
+    trained = fit(task, net, TRAINING, recipe=recipe, workdir=tmp_path)
     if method == "strategy":
         template = search.Evolution(
             net.space, evaluations=8, random_first=4, population=2, parents=2, mutations=2, crossovers=0

@@ -12,8 +12,10 @@ from small_tasks import perceptron
 import jaxnas
 from jaxnas import data, runs, search, tasks
 from jaxnas.experiments.configs import CONFIGS
+from jaxnas.recipes import Uniform
 from jaxnas.report.result import SampledSpaceOf
-from jaxnas.training import Options, Training, Uniform, fit, make_evaluator
+from jaxnas.runs.space_evolution import Spaces, measure_last, read_spaces
+from jaxnas.training import Training, fit, make_evaluator
 
 
 def noise(count):
@@ -38,9 +40,9 @@ def evolved(workdir, **changes):
 
 
 def test_each_space_is_what_the_errors_of_the_one_before_say(tmp_path):
-    (net, variables), said = evolved(tmp_path)
-    spaces = runs.read_spaces(tmp_path)
-    assert variables is None and net.space == spaces.space and len(said) == 2
+    net, said = evolved(tmp_path)
+    spaces = read_spaces(tmp_path)
+    assert net.space == spaces.space and len(said) == 2
     first, second = spaces.sampled
     assert (first.name, second.name) == ("A", "B") and len(first.errors) == 30
     assert first.shifts[0].old == (1, 2, 3) and second.shifts[0].old == first.shifts[0].new
@@ -53,27 +55,11 @@ def test_each_space_is_what_the_errors_of_the_one_before_say(tmp_path):
     np.testing.assert_allclose(first.errors, 1 - accuracy, atol=1e-6)
     # Once more: nothing is done again, and the last space is measured once.
     again, said = evolved(tmp_path)
-    assert again[0].space == net.space and not said
+    assert again.space == net.space and not said
     last = fit(TASK, net, TRAINING)
-    measured = runs.measure_last(TASK, net, last.variables, SETTINGS, runs.Lab(tmp_path))
+    measured = measure_last(TASK, net, last.variables, SETTINGS, runs.Lab(tmp_path))
     assert [one.name for one in measured.sampled] == ["A", "B", "C"] and not measured.sampled[2].shifts
-    assert runs.measure_last(TASK, net, last.variables, SETTINGS, runs.Lab(tmp_path)) == measured
-
-
-def test_a_supernet_may_begin_with_the_weights_that_it_shares(tmp_path):
-    (net, variables), said = evolved(tmp_path, carry=True, turns=1)
-    assert "carried" in said[1]
-    once = dataclasses.replace(TRAINING, steps=1, warmup_steps=0)
-    fit(TASK, net, once, options=Options(variables=variables))
-    before = fit(TASK, NET, TRAINING.shortened(6)).variables["params"]["in_0"]["kernel"]
-    kernel, widest = variables["params"]["in_0"]["kernel"], max(net.space["hidden"].options)
-    common = min(widest, 3)
-    assert kernel.shape[1] == widest != 3
-    np.testing.assert_allclose(kernel[:, :common], before[:, :common], rtol=1e-5, atol=1e-7)
-    # Once more it gives the same weights, without a space being measured again.
-    (_, again), said = evolved(tmp_path, carry=True, turns=1)
-    assert len(said) == 1
-    jax.tree.map(np.testing.assert_array_equal, again, variables)
+    assert measure_last(TASK, net, last.variables, SETTINGS, runs.Lab(tmp_path)) == measured
 
 
 def test_a_sample_has_its_size_and_is_within_the_bound():
@@ -119,9 +105,9 @@ def test_the_rules_of_all_configs_allow_their_options():
 def test_spaces_that_were_changed_are_refused(tmp_path, name, value):
     shift = search.Shift("hidden", (1, 2), (2, 3), 1.0, 1, -0.1, 0.01, 0.9)
     sampled = SampledSpaceOf(name="A", et_error=0.2, errors=(0.1, 0.3), shifts=(shift,))
-    spaces = runs.Spaces((NET.space, NET.space), (sampled,), {"seed": 0})
+    spaces = Spaces((NET.space, NET.space), (sampled,), {"seed": 0})
     spaces.write(tmp_path)
-    assert runs.read_spaces(tmp_path) == spaces
+    assert read_spaces(tmp_path) == spaces
     path = tmp_path / "spaces.json"
     values = json.loads(path.read_text())
     (written,) = values["sampled"]
@@ -129,4 +115,4 @@ def test_spaces_that_were_changed_are_refused(tmp_path, name, value):
     del changed[name]
     changed |= {} if value == "gone" else {name: value}
     path.write_text(json.dumps(values))
-    check((lambda: runs.read_spaces(tmp_path), ValueError, "spaces.json", repr(name)))
+    check((lambda: read_spaces(tmp_path), ValueError, "spaces.json", repr(name)))

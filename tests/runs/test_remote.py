@@ -12,7 +12,8 @@ from small_tasks import net_of, task_of
 
 import jaxnas
 from jaxnas import data, files, report, runs, search, tabular
-from jaxnas.training import Checkpointer, Options, Training, fit, make_mesh, open_workdir
+from jaxnas.training import Options, Training, fit, make_mesh, open_workdir
+from jaxnas.training.checkpoint import Checkpointer
 from tools.drill.contents import NOT_COMPARED, content
 
 TRAINING = Training(

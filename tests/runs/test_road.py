@@ -13,10 +13,12 @@ from small_tasks import TASKS, net_of, perceptron, task_of
 
 import jaxnas
 from jaxnas import files, report, runs, search, spaces
+from jaxnas.recipes import Distillation, Fixed, Relaxed, Sandwich, Uniform
 from jaxnas.report import findings
 from jaxnas.report import result as results
-from jaxnas.training import Distillation, Fixed, Options, Relaxed, Sandwich, Training, Uniform, fit, make_mesh
-from jaxnas.training.setup import prepare
+from jaxnas.runs.methods import BY_BUDGET
+from jaxnas.training import Options, Training, fit, make_mesh
+from jaxnas.training.step import prepare
 
 TRAINING = Training(steps=3, batch_size=8, learning_rate=1e-2, warmup_steps=1, log_every=1, clip=1.0)
 RELAXED = dict(start=1, every=1, cost="macs", cost_weight=0.1, target=0.9, learning_rate=0.1)
@@ -58,7 +60,7 @@ def searched(method, task, net, trained, recipe, lab):
     if method == "strategy":
         sizes = dict(evaluations=6, population=3, parents=2, mutations=1, crossovers=1)
         settings = dataclasses.replace(SEARCH, method=runs.ByStrategy(search.Evolution(net.space, **sizes)))
-    if isinstance(settings.method, runs.BY_BUDGET):
+    if isinstance(settings.method, BY_BUDGET):
         return runs.search_space(task, net, trained.variables, settings, lab)
     return runs.select(task, net, trained.state, settings, recipe, TRAINING, lab)
 
@@ -108,7 +110,7 @@ def test_every_method_and_retraining_runs_on_every_task(recipe, kind, every, tmp
     every = every or kind == "images"
     space, mesh = net.space, make_mesh(1)
     made, costs = RECIPES[recipe](space), jaxnas.cost(net, task.inputs)
-    trained = fit(task, net, TRAINING, recipe=made, workdir=tmp_path, options=Options(cost=costs, mesh=mesh))
+    trained = fit(task, net, TRAINING, recipe=made, workdir=tmp_path, options=Options(cost=costs))
     lab = runs.Lab(tmp_path, alone=TRAINING, mesh=mesh, costs=costs)
     side_by_side = len(space) == 1 and next(iter(space.choices.values())).length is not None
     impossible = {"replacements": "regression"} if kind == "table" else {}  # classes have a divergence
@@ -166,7 +168,8 @@ def test_the_calls_on_a_page_make_the_run_again_and_a_random_search_is_its_own_b
     calls = first.config["again"]
     assert calls in html.unescape((tmp_path / "DIR" / "report.html").read_text())
     assert first.config["training"] == dataclasses.asdict(TRAINING)
-    names = {"task": task, "net": net, "training": jaxnas.training, "runs": runs, "search": search}
+    names = {"task": task, "net": net, "training": jaxnas.training, "recipes": jaxnas.recipes}
+    names |= {"runs": runs, "search": search}
     exec(calls.replace("DIR", str(tmp_path / "again")), names)
     assert names["result"] == first
 

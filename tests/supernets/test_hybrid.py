@@ -13,6 +13,7 @@ import jaxnas
 from jaxnas import Choice, Space, data, runs, spaces, supernets, tasks, tensors, training
 from jaxnas.elastic.width import Decision, fixed
 from jaxnas.network import annotated
+from jaxnas.runs.searching import Found
 from jaxnas.supernets import hybrid
 from jaxnas.supernets.hybrid import Stage
 from jaxnas.testing import check_network
@@ -269,7 +270,7 @@ def test_batch_statistics_are_made_by_evaluation_and_saved_with_a_finished_netwo
     net = supernets.Hybrid(Space(depth_1=Choice(1), block_1=Choice("mbconv"), **widths), 5, (2,))
     arch, variables = net.space.smallest(), positive_variables(net, images[:1].astype(np.float32))
     other = variables | {"batch_stats": jax.tree.map(lambda x: 7 + x, variables["batch_stats"])}
-    result = runs.finish(task, net, variables, runs.Found(arch), runs.Lab(tmp_path))
+    result = runs.finish(task, net, variables, Found(arch), runs.Lab(tmp_path))
     measured = result.found.metrics["test"]
     assert difference(training.make_evaluator(task, net, "test")(other, arch), measured) <= 1e-4
     again, loaded = jaxnas.load_subnet(tmp_path / "subnet")

@@ -15,9 +15,10 @@ from small_tasks import net_of, random_graph, task_of
 import jaxnas
 from benchmarks.graph_baselines import GAT, GCN
 from jaxnas import data, runs, spaces, tasks
+from jaxnas.recipes import Relaxed, Uniform
 from jaxnas.supernets import AutoAttendNodes, graph_operations
-from jaxnas.training import Options, Relaxed, Training, Uniform, fit, make_evaluator, make_mesh
-from jaxnas.training.setup import prepare
+from jaxnas.training import Training, fit, make_evaluator, make_mesh
+from jaxnas.training.step import prepare
 
 NET = net_of("graphs")
 NODES = 90
@@ -152,15 +153,15 @@ def test_what_cannot_be_is_refused():
 
 @pytest.mark.eight_devices
 def test_devices_cannot_share_one_graph():
-    options = Options(mesh=make_mesh(8))
-    refusals.check((lambda: fit(ONE, NET, 1, options=options), ValueError, "batch_size is 1", "8 devices"))
+    training = Training(steps=1, devices=8)
+    refusals.check((lambda: fit(ONE, NET, training), ValueError, "batch_size is 1", "8 devices"))
 
 
 @pytest.mark.parametrize("recipe", [Uniform(), *tiers.nightly(Relaxed(order="second", every=1, start=1))])
 def test_one_graph_goes_the_whole_road(recipe, tmp_path):
     settings = Training(steps=60, steps_per_call=7, learning_rate=3e-2, log_every=10, devices=1)
     mesh = make_mesh(1)
-    trained = fit(ONE, NET, settings, recipe=recipe, workdir=tmp_path, options=Options(mesh=mesh))
+    trained = fit(ONE, NET, settings, recipe=recipe, workdir=tmp_path)
     search = runs.Search(budget="params", most_share=0.9)
     result = runs.search_and_finish(ONE, NET, trained.variables, search, runs.Lab(tmp_path, mesh=mesh))
     assert result.found.metrics["test"]["accuracy"] > 0.8
@@ -241,8 +242,8 @@ def test_a_graph_of_a_million_edges_trains():
     task = tasks.Graphs(data=data.from_graph(features, edges % nodes, labels, **roles, name="groups"))
     assert 990_000 < task.details()["edges"] <= 1_000_000
     net, mesh = GCN(4), make_mesh(1)
-    training = Training(steps=10, learning_rate=3e-2, warmup_steps=0, evaluate_every=10)
-    trained = fit(task, net, training, options=Options(mesh=mesh))
+    training = Training(steps=10, learning_rate=3e-2, warmup_steps=0, evaluate_every=10, devices=1)
+    trained = fit(task, net, training)
     measured = make_evaluator(task, net, "test", mesh=mesh)(trained.variables)
     without_edges = np.mean(np.argmax(features[20_000:, :4], axis=1) == labels[20_000:])
     assert measured["accuracy"] > without_edges + 0.1

@@ -9,7 +9,7 @@ from sklearn.metrics import accuracy_score, r2_score, root_mean_squared_error
 from small_nets import random_params
 from small_tasks import net_of, task_of
 
-from jaxnas import data, tasks, training
+from jaxnas import data, recipes, tasks, training
 
 TASK, NET = task_of("table"), net_of("table")
 VARIABLES = {"params": random_params(NET, TASK.inputs.shape)}
@@ -42,6 +42,6 @@ def test_what_a_regression_cannot_do_is_refused():
     wide = dataclasses.replace(NET, num_outputs=2)
     refusals.check(
         (lambda: training.fit(TASK, wide, steps), ValueError, "[1, 2]", "[1, 1]"),
-        (lambda: training.fit(TASK, NET, steps, recipe=training.Sandwich()), ValueError, "distill=None"),
+        (lambda: training.fit(TASK, NET, steps, recipe=recipes.Sandwich()), ValueError, "distill=None"),
         (lambda: tasks.Table(data="wine"), ValueError, "'wine'"),
     )

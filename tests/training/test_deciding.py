@@ -13,7 +13,8 @@ from small_tasks import random_images
 import jaxnas
 from jaxnas import Choice, Space, data, runs, search, tasks
 from jaxnas.elastic import Decisions, Dense, fixed, width
-from jaxnas.training import ConfigMismatch, Fixed, Options, Sandwich, Training, Uniform, fit, restore
+from jaxnas.recipes import Fixed, Sandwich, Uniform
+from jaxnas.training import ConfigMismatch, Options, Training, fit, restore
 from jaxnas.training.deciding import deciding, differences
 
 

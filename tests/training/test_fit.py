@@ -20,20 +20,12 @@ from small_tasks import disturbed, net_of, perceptron, task_of
 
 import jaxnas
 from jaxnas import files, report, runs, search, tasks, training
-from jaxnas.training import (
-    ConfigMismatch,
-    DivergedError,
-    Fixed,
-    Options,
-    Relaxed,
-    Stopped,
-    Training,
-    Uniform,
-    fit,
-)
+from jaxnas.recipes import Fixed, Relaxed, Uniform
+from jaxnas.training import ConfigMismatch, DivergedError, Options, Stopped, Training, fit
+from jaxnas.training.checkpoint import Checkpointer
 from jaxnas.training.fit import PARTS, restore
 from jaxnas.training.keys import stream
-from jaxnas.training.setup import prepare, set_up
+from jaxnas.training.step import prepare, set_up
 
 TASK, NET, MESH = task_of("images"), perceptron(1), training.make_mesh(1)
 TRAINING = Training(
@@ -68,7 +60,7 @@ def column(workdir, split, name="step"):
 
 
 def saved(workdir):
-    with training.Checkpointer(workdir / "checkpoints") as checkpoints:
+    with Checkpointer(workdir / "checkpoints") as checkpoints:
         return checkpoints.steps()
 
 
@@ -373,8 +365,7 @@ def test_an_evaluation_has_the_standard_error_of_the_mean_of_its_batches():
 @pytest.mark.eight_devices
 def test_default_batches_are_as_many_rows_as_the_data_have_and_the_devices_can_share():
     for devices, rows in ((1, 16), (3, 15)):  # no more than there are to search on
-        options = Options(mesh=training.make_mesh(devices))
-        assert set_up(TASK, NET, Training(steps=2), Relaxed(), options=options).batch_size == rows
+        assert set_up(TASK, NET, Training(steps=2, devices=devices), Relaxed()).batch_size == rows
     assert [task_of("language").rows(role) for role in ("train", "search", "test")] == [49, 11, 8]
 
 

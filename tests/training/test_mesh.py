@@ -15,23 +15,11 @@ from small_tasks import TASKS, disturbed, net_of, perceptron, recalling, task_of
 
 import jaxnas
 from benchmarks.collectives import communicated
-from jaxnas import files, spaces, supernets, training
-from jaxnas.training import (
-    Attentive,
-    Fair,
-    Fixed,
-    Options,
-    Progressive,
-    Relaxed,
-    Sandwich,
-    Training,
-    Uniform,
-    fit,
-    make_evaluator,
-    make_mesh,
-)
-from jaxnas.training.relaxed import Order
-from jaxnas.training.setup import prepare
+from jaxnas import files, recipes, spaces, supernets
+from jaxnas.recipes import Attentive, Fair, Fixed, Progressive, Relaxed, Sandwich, Uniform
+from jaxnas.recipes.relaxed import Order
+from jaxnas.training import Options, Training, fit, make_evaluator, make_mesh
+from jaxnas.training.step import prepare
 
 pytestmark = pytest.mark.eight_devices
 
@@ -43,12 +31,11 @@ def taught(net, task):
     """Random architectures that learn from a trained network."""
     variables = jaxnas.init(net, jax.random.key(4), task.inputs)
     small = jaxnas.extract(net, variables, net.space.largest(), inputs=task.inputs)
-    return Uniform(distill=training.Distillation(teacher=training.Teacher(small.net, small.variables)))
+    return Uniform(distill=recipes.Distillation(teacher=recipes.Teacher(small.net, small.variables)))
 
 
 RECIPES = {
     "uniform": lambda *_: Uniform(),
-    "eight, spread": lambda *_: Uniform(architectures=8, spread=True),
     "attentive": lambda *_: Uniform(sampler=Attentive(candidates=2)),
     "taught": taught,
     "sandwich": lambda *_: Sandwich(random=1),
@@ -71,15 +58,16 @@ EVERY = ((kind, recipe) for kind in TASKS for recipe in RECIPES)
 PAIRS += tiers.nightly(*(pair for pair in EVERY if pair not in [*PAIRS, *UNTAUGHT]))
 
 
-def trained(kind, mesh, recipe):
+def trained(kind, recipe, devices=1, model=1):
     task = task_of(kind)
     if kind == "images" and recipe == "uniform":
         task = dataclasses.replace(task, mixup=0.2, crop_padding=1)  # of rows that other devices have
     net = perceptron(1, (4, 8)) if kind == "images" else net_of(kind, scan=True)
     if kind == "language" and recipe != "uniform":
         net = recalling()
-    settings = Training(steps=4, batch_size=8, warmup_steps=0, average=0.5)
-    options = Options(mesh=mesh, optimizer=SGD)
+    where = dict(devices=devices, model_devices=model)
+    settings = Training(steps=4, batch_size=8, warmup_steps=0, average=0.5, **where)
+    options = Options(optimizer=SGD)
     state, step, batch = prepare(task, net, settings, RECIPES[recipe](net, task), options=options)
     for number in range(3):
         state, metrics = step(state, batch(number))
@@ -88,15 +76,13 @@ def trained(kind, mesh, recipe):
 
 @pytest.mark.parametrize(("kind", "recipe"), PAIRS)
 def test_eight_devices_train_as_one_does_by_every_recipe_and_on_every_task(kind, recipe):
-    alone, metrics = trained(kind, make_mesh(1), recipe)
-    # Rows over four devices, parameters over two; or a network on each, where each has all parameters.
-    model = 1 if "spread" in recipe else 2
-    shared, other = trained(kind, make_mesh(8, model), recipe)
+    alone, metrics = trained(kind, recipe)
+    shared, other = trained(kind, recipe, 8, 2)  # rows over four devices, parameters over two
     assert difference(shared.params, alone.params) <= 1e-5
     assert difference(shared.average, alone.average) <= 1e-5 < difference(alone.average, alone.params)
     assert float(other["loss"]) == pytest.approx(float(metrics["loss"]), abs=1e-5)
     parts = [leaf.addressable_shards[0].data.size / leaf.size for leaf in jax.tree.leaves(shared.opt_state)]
-    assert min(parts) == 1 / model  # of the momentum too
+    assert min(parts) == 1 / 2  # of the momentum too
     if kind == "language":  # each device remembers its own rows
         memory = shared.carry["train"].inputs
         assert np.abs(memory).max() > 0.1
@@ -111,17 +97,18 @@ def test_a_training_goes_on_with_other_numbers_of_model_devices(tmp_path):
     net = perceptron(1, options=(4, 8))
     settings = Training(steps=3, batch_size=8, log_every=1, evaluate_every=3, checkpoint_every=1, prefetch=0)
 
-    def train(task, workdir, mesh):
-        return fit(task, net, settings, workdir=workdir, options=Options(mesh=mesh))
+    def train(task, workdir, devices=1, model=1):
+        where = dict(devices=devices, model_devices=model)
+        return fit(task, net, dataclasses.replace(settings, **where), workdir=workdir)
 
     def stop(batch):
         raise InterruptedError
 
-    alone = train(task_of("images"), tmp_path / "alone", make_mesh(1))
+    alone = train(task_of("images"), tmp_path / "alone")
     for at, model in ((1, 4), (2, 2)):
         with pytest.raises(InterruptedError):
-            train(disturbed(at, stop), tmp_path / "moved", make_mesh(8, model))
-    moved = train(task_of("images"), tmp_path / "moved", make_mesh(1))
+            train(disturbed(at, stop), tmp_path / "moved", 8, model)
+    moved = train(task_of("images"), tmp_path / "moved")
     assert moved.complete and difference(moved.variables, alone.variables) <= 1e-5
     lines = [files.read_lines(tmp_path / name / "metrics.jsonl") for name in ("moved", "alone")]
     losses = [[line["loss"] for line in one if "loss" in line] for one in lines]
@@ -138,9 +125,8 @@ def test_a_supernet_takes_the_less_memory_the_more_devices_share_it_and_only_act
     stored = 4 * sum(leaf.size for leaf in jax.tree.leaves(jaxnas.init(net, jax.random.key(0), task.inputs)))
     arguments, moved = {}, {}
     for model in (1, 4):
-        state, step, batch = prepare(
-            task, net, Training(steps=4, batch_size=8), Uniform(), options=Options(mesh=make_mesh(8, model))
-        )
+        settings = Training(steps=4, batch_size=8, devices=8, model_devices=model)
+        state, step, batch = prepare(task, net, settings, Uniform())
         program = step.lower(state, batch(0)).compile()
         arguments[model] = program.memory_analysis().argument_size_in_bytes
         moved[model] = {kind: size for kind, (size, _) in communicated(program.as_text()).items()}

@@ -25,7 +25,7 @@ TRAINING = Training(steps=6, batch_size=8, learning_rate=3e-2, devices=1)
 
 
 def scores_alone(training, archs, **options):
-    return np.float32([*make_scorer(TASK, NET, training, options=Options(**options))(archs)])
+    return np.float32([*make_scorer(TASK, NET, training, **options)(archs)])
 
 
 @pytest.mark.parametrize("together", [1, None])

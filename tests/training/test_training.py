@@ -16,11 +16,11 @@ from small_tasks import perceptron, task_of
 
 import jaxnas
 from jaxnas import Choice, training
-from jaxnas.training import Options, Training, Uniform, make_mesh
-from jaxnas.training.divergence import Course
+from jaxnas.recipes import Uniform
+from jaxnas.training import Options, Training, make_mesh
 from jaxnas.training.mesh import shard_batch
-from jaxnas.training.setup import prepare
-from jaxnas.training.step import several, update
+from jaxnas.training.step import prepare, several, update
+from jaxnas.training.store import Course
 
 TASK, WIDEST = task_of("images"), 32
 NET = perceptron(2, range(1, WIDEST + 1))
@@ -31,11 +31,9 @@ SGD = optax.sgd(0.1), optax.constant_schedule(0.1)
 @functools.cache
 def made(devices=1, net=NET, sgd=False, **settings):
     """A compiled step, its first state (consumed by it: take a copy), and the batches by step."""
-    training = Training(steps=1000, batch_size=16, learning_rate=1e-2, warmup_steps=4, **settings)
-    optimizer = SGD if sgd else None
-    return prepare(
-        TASK, net, training, Uniform(), options=Options(mesh=make_mesh(devices), optimizer=optimizer)
-    )
+    given = dict(steps=1000, batch_size=16, learning_rate=1e-2, warmup_steps=4, devices=devices)
+    options = Options(optimizer=SGD if sgd else None)
+    return prepare(TASK, net, Training(**given, **settings), Uniform(), options=options)
 
 
 def copy(state):
@@ -112,10 +110,8 @@ def test_one_program_trains_a_thousand_architectures():
             return super().loss(call)
 
     given = {field.name: getattr(TASK, field.name) for field in dataclasses.fields(TASK)}
-    training = Training(steps=1000, batch_size=16, warmup_steps=4)
-    state, step, batch = prepare(
-        Counted(**given), NET, training, Uniform(), options=Options(mesh=make_mesh(1))
-    )
+    training = Training(steps=1000, batch_size=16, warmup_steps=4, devices=1)
+    state, step, batch = prepare(Counted(**given), NET, training, Uniform())
     rows, seen, before, first = batch(0), set(), len(traces), state
     for _ in range(1000):
         state, metrics = step(state, rows)
@@ -193,12 +189,8 @@ def test_settings_and_seeds_out_of_range_are_named():
 @pytest.mark.eight_devices
 def test_a_batch_that_the_devices_cannot_share_is_refused():
     def case(size, name):
-        training = Training(steps=2, batch_size=size)
-        return (
-            lambda: prepare(TASK, NET, training, Uniform(), options=Options(mesh=make_mesh(8))),
-            ValueError,
-            name,
-        )
+        training = Training(steps=2, batch_size=size, devices=8)
+        return lambda: prepare(TASK, NET, training, Uniform()), ValueError, name
 
     check(
         (lambda: shard_batch({"x": np.zeros((12, 3))}, make_mesh(8)), ValueError, "12 does"),

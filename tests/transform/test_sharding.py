@@ -11,9 +11,10 @@ from small_tasks import task_of
 
 import jaxnas
 from jaxnas import Choice
+from jaxnas.recipes import Uniform
 from jaxnas.tensors import flatten
-from jaxnas.training import Options, Training, Uniform, make_mesh
-from jaxnas.training.setup import prepare
+from jaxnas.training import Options, Training
+from jaxnas.training.step import prepare
 
 SGD = optax.sgd(0.1, momentum=0.9), lambda step: 0.1
 
@@ -74,12 +75,11 @@ def test_axes_are_named_after_groups():
 @pytest.mark.parametrize("name", NETS)
 def test_eight_devices_that_share_parameters_train_as_one_does(name):
     task, net = task_of("images"), NETS[name]()
-    settings = Training(steps=3, batch_size=8, warmup_steps=0)
     states = []
-    for mesh in (make_mesh(1), make_mesh(8, 2)):  # rows over four, parameters over two
-        state, step, batch = prepare(
-            task, net, settings, Uniform(), options=Options(mesh=mesh, optimizer=SGD)
-        )
+    for devices, model in ((1, 1), (8, 2)):  # rows over four, parameters over two
+        where = dict(devices=devices, model_devices=model)
+        settings = Training(steps=3, batch_size=8, warmup_steps=0, **where)
+        state, step, batch = prepare(task, net, settings, Uniform(), options=Options(optimizer=SGD))
         for number in range(3):
             state, metrics = step(state, batch(number))
         states.append((state, float(metrics["loss"])))

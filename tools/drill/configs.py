@@ -9,7 +9,8 @@ import jax
 
 from jaxnas import Choice, Space, elastic, runs, search, tasks
 from jaxnas.experiments import Config
-from jaxnas.training import Relaxed, Training, Uniform
+from jaxnas.recipes import Relaxed, Uniform
+from jaxnas.training import Training
 
 
 class Mlp(nn.Module):

@@ -7,8 +7,9 @@ from typing import Literal
 
 from jaxnas import data, runs, search, spaces, supernets, tasks
 from jaxnas.experiments import Config
+from jaxnas.recipes import Relaxed
 from jaxnas.space import Space
-from jaxnas.training import Relaxed, Training
+from jaxnas.training import Training
 
 Pool = Literal["cora", "citeseer"]
 

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 from jaxnas import runs, search, spaces, supernets, tasks
 from jaxnas.experiments import Config
 from jaxnas.experiments.configs.image_tasks import augmented_cifar10
-from jaxnas.training import Relaxed, Sandwich, Training, Uniform
+from jaxnas.recipes import Relaxed, Sandwich, Uniform
+from jaxnas.training import Training
 
 _DIGITS = supernets.ViT(
     spaces.digits(),

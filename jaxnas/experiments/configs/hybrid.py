@@ -9,8 +9,9 @@ import jax.numpy as jnp
 from jaxnas import runs, search, spaces, supernets, tasks
 from jaxnas.experiments import Config
 from jaxnas.experiments.configs.image_tasks import augmented_cifar10
+from jaxnas.recipes import Distillation, Sandwich
 from jaxnas.supernets import hybrid
-from jaxnas.training import Distillation, Sandwich, Training
+from jaxnas.training import Training
 
 # The sandwich rule with AlphaNet's divergence, and NASViT's projection in the last three quarters.
 _RECIPE = Sandwich(distill=Distillation(divergence="adaptive_alpha"), project_after=0.25)

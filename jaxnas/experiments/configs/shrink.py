@@ -6,7 +6,8 @@ import dataclasses
 
 from jaxnas import hf, runs, tasks
 from jaxnas.experiments import Config
-from jaxnas.training import Distillation, Sandwich, Training
+from jaxnas.recipes import Distillation, Sandwich
+from jaxnas.training import Training
 
 _KL = Distillation(divergence="kl")
 _DISTILLING = Training(steps=300, batch_size=1, learning_rate=1e-4, warmup_steps=20, checkpoint_every=100)

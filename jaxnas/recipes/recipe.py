@@ -2,7 +2,7 @@
 
 A recipe is a frozen dataclass whose method `gradients` is a pure function of a problem, the state, the
 batches and a key. It knows no kind of data, so one architecture, many, and architecture parameters are
-trained by the same step. `recipes.py` and `relaxed.py` have the recipes.
+trained by the same step. `hard.py` and `relaxed.py` have the recipes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import Mesh
 
 from jaxnas.choice import nearest
 from jaxnas.cost import Cost
@@ -30,6 +29,8 @@ Watches = Literal["architectures", "network", "probabilities"]
 Loss = Callable[[Any, Any, Any, Any, jax.Array], tuple[jax.Array, tuple[Any, Any]]]
 # From the same to predictions, and the next carry.
 Predict = Callable[[Any, Any, Any, Any, jax.Array], tuple[Predictions, Any]]
+# From the folder of a network to the network and its variables.
+Read = Callable[[str], tuple[Any, Any]]
 # From (network, variables, batch, carry, key) to logits.
 Teach = Callable[[Any, Any, Any, Any, jax.Array], jax.Array]
 Array = np.ndarray | jax.Array
@@ -104,11 +105,7 @@ class Region:
 
 @functools.cache
 def region_of(space: Space, part: Space | None = None) -> Region:
-    """The region of a space, or of a part of it as `Space.restrict` makes it, as NumPy arrays.
-
-    Raises:
-      ValueError: `part` has a choice or an option that the space does not have.
-    """
+    """The region of a space, or of a part of it as `Space.restrict` makes it, as NumPy arrays."""
     part = space if part is None else part
     if set(part) != set(space):
         raise ValueError(
@@ -147,8 +144,6 @@ class Problem:
       steps: of the whole training.
       schedule: learning rate of the parameters by step.
       cost: of an architecture, hard or soft; None if the network's costs are not known.
-      mesh: of the devices, for recipes that place their architectures on different ones; the rows of the
-        batches are divided over all of them.
       predict: what the loss is computed from, for distillation; see `Task.predict`.
       teach: what another trained network predicts for the same augmented batch.
       part: of the space, that a step draws architectures from; None for all of it.
@@ -160,7 +155,6 @@ class Problem:
     steps: int
     schedule: optax.Schedule
     cost: Cost | None = None
-    mesh: Mesh | None = None
     predict: Predict | None = None
     teach: Teach | None = None
     part: Region | None = None
@@ -218,6 +212,19 @@ def check_cost(owner: str, name: str, known: Mapping[str, Any]) -> None:
         )
 
 
+def standard(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of optax under JAX's standard promotion of dtypes, whichever the user has.
+
+    Schedules and bias corrections mix floats with whole numbers of steps, which strict promotion refuses.
+    """
+
+    def call(*args: Any) -> Any:
+        with jax.numpy_dtype_promotion("standard"):
+            return function(*args)
+
+    return call
+
+
 class Recipe(Protocol):
     """How a training step goes. A subclass writes `gradients`, and overrides what else differs."""
 
@@ -236,8 +243,9 @@ class Recipe(Protocol):
         """Whether gradients ask for the cost of architectures."""
         return False
 
-    def loaded(self) -> Self:
-        """The recipe with the files that it names read. It is called once, before a step is traced."""
+    def loaded(self, read: Read) -> Self:
+        """The recipe with the networks that it names read. It is called once, before a step is traced."""
+        del read
         return self
 
     def check(self, space: Space, cost: Cost | None) -> None:

@@ -13,23 +13,13 @@ from small_nets import difference, jit, random_params, take
 from small_tasks import net_of, perceptron, task_of
 
 import jaxnas
-from jaxnas import Choice, Space, data, tasks, training
-from jaxnas.training import (
-    Attentive,
-    Distillation,
-    Fair,
-    Fixed,
-    Options,
-    Progressive,
-    Sandwich,
-    Stratified,
-    Uniform,
-)
-from jaxnas.training.recipe import Problem, region_of
-from jaxnas.training.recipes import fair
-from jaxnas.training.setup import prepare
-from jaxnas.training.step import active_masks
-from jaxnas.training.together import join
+from jaxnas import Choice, Space, data, recipes, tasks, training
+from jaxnas.recipes import Attentive, Distillation, Fair, Fixed, Progressive, Sandwich, Stratified, Uniform
+from jaxnas.recipes.hard import fair
+from jaxnas.recipes.recipe import Problem, region_of
+from jaxnas.recipes.together import join
+from jaxnas.training import Options
+from jaxnas.training.step import active_masks, prepare
 
 TASK, NET = dataclasses.replace(task_of("images"), label_smoothing=0.0), perceptron(2, (1, 2, 4))
 SPACE, COST = NET.space, jaxnas.cost(NET, TASK.inputs)
@@ -75,9 +65,9 @@ def test_divergences_are_those_of_pytorch_and_of_their_formulas():
     teacher, student = (np.float32(0.3 * random.normal(size=(12, 4))) for _ in range(2))
     p, log_q = torch.softmax(torch.tensor(teacher), 1), torch.log_softmax(torch.tensor(student), 1)
     entropy = torch.nn.functional.cross_entropy(torch.tensor(student), p, reduction="none")
-    np.testing.assert_allclose(training.distillation.soft_cross_entropy(teacher, student), entropy, rtol=1e-5)
+    np.testing.assert_allclose(recipes.distillation.soft_cross_entropy(teacher, student), entropy, rtol=1e-5)
     kl = torch.nn.functional.kl_div(log_q, p, reduction="none").sum(1).numpy()
-    np.testing.assert_allclose(training.distillation.kl(teacher, student), kl, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(recipes.distillation.kl(teacher, student), kl, rtol=1e-5, atol=1e-6)
 
     def alpha(x):
         """The formula with alpha = -1, where no ratio is clipped."""
@@ -87,11 +77,11 @@ def test_divergences_are_those_of_pytorch_and_of_their_formulas():
     def slope(function, x):
         return jax.grad(lambda x: jnp.sum(function(x)))(x)
 
-    own = functools.partial(training.distillation.adaptive_alpha, teacher)
+    own = functools.partial(recipes.distillation.adaptive_alpha, teacher)
     np.testing.assert_allclose(own(student), alpha(student), rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(slope(own, student), slope(alpha, student), rtol=1e-3, atol=1e-6)
     # A teacher that finds a class next to impossible does not decide everything.
-    sure = functools.partial(training.distillation.adaptive_alpha, jnp.array([[20.0, 0.0, 0.0]]))
+    sure = functools.partial(recipes.distillation.adaptive_alpha, jnp.array([[20.0, 0.0, 0.0]]))
     assert np.abs(slope(sure, jnp.zeros((1, 3)))).max() <= 5
 
 
@@ -99,7 +89,7 @@ def test_a_temperature_keeps_the_size_of_gradients_and_labels_are_added():
     logits, teacher = jnp.array([[0.1, 0.2], [0.0, -0.1]]), jnp.array([[0.3, 0.0], [0.1, 0.1]])
     weight = jnp.array([1.0, 0.0])  # the second example does not count
     predictions = tasks.Predictions(logits, weight, jnp.float32(7.0), {})
-    expected = float(training.distillation.kl(teacher, logits)[0])
+    expected = float(recipes.distillation.kl(teacher, logits)[0])
     for settings, more, rel in (
         ({}, 0, 1e-5),
         ({"temperature": 10.0}, 0, 0.2),
@@ -179,7 +169,7 @@ def test_a_trained_teacher_teaches_without_its_own_dropout():
     arch = SPACE.largest()
     variables = {"params": random_params(NET, TASK.inputs.shape)}
     small = jaxnas.extract(NET, variables, arch, inputs=TASK.inputs)
-    teacher = training.Teacher(small.net, small.variables)
+    teacher = recipes.Teacher(small.net, small.variables)
     before, after, _, rows = stepped(Fixed(SPACE.smallest(), distill=Distillation(teacher=teacher)))
     archs = jax.tree.map(lambda *x: jnp.stack(x), *[arch, *[SPACE.smallest()] * 3])
     _, (expected, *_) = by_hand(before.params, rows["train"], archs)
@@ -198,21 +188,21 @@ def test_a_saved_network_is_a_teacher_by_its_folder(tmp_path):
     small = jaxnas.extract(net, variables, net.space.largest(), inputs=task.inputs)
     jaxnas.save_subnet(folder, small.net, small.variables, task.inputs)
     found = []
-    for teacher in (training.Teacher(small.net, small.variables), str(folder)):
+    for teacher in (recipes.Teacher(small.net, small.variables), str(folder)):
         recipe = Uniform(distill=Distillation(teacher=teacher))
         found.append(stepped(recipe, task=task, net=net, weights=False)[1].params)
     assert difference(*found) == 0
     # The folder is read when a training begins, and not from what was read before.
     zeros = jax.tree.map(jnp.zeros_like, small.variables)
     jaxnas.save_subnet(folder, small.net, zeros, task.inputs)
-    assert difference(recipe.loaded().teacher.variables, zeros) == 0
+    assert difference(recipe.loaded(jaxnas.load_subnet).teacher.variables, zeros) == 0
 
 
 def test_a_teacher_of_other_classes_or_of_another_kind_is_refused(tmp_path):
     other = perceptron().clone(classes=3, space=SPACE.fix(SPACE.largest()))
-    teacher = training.Teacher(other, jaxnas.init(other, jax.random.key(0), TASK.inputs))
+    teacher = recipes.Teacher(other, jaxnas.init(other, jax.random.key(0), TASK.inputs))
     text, net = task_of("language"), net_of("language")
-    untrained = Uniform(distill=Distillation(teacher=training.Teacher(NET, {"params": {}})))
+    untrained = Uniform(distill=Distillation(teacher=recipes.Teacher(NET, {"params": {}})))
 
     class OwnLoss(tasks.Images):
         def loss(self, call):
@@ -259,7 +249,7 @@ def test_stratified_sizes_are_even_where_uniform_options_are_not():
         macs = np.asarray(draw(jax.random.split(jax.random.key(0), 2000)))
         return np.histogram(macs, 5, range=(smallest, largest))[0] / len(macs)
 
-    assert max(shares(training.Random())[[0, 4]]) < 0.1
+    assert max(shares(recipes.Random())[[0, 4]]) < 0.1
     assert np.all(shares(Stratified()) > 0.12) and np.all(shares(Stratified()) < 0.28)
     # Those alike are of one size.
     alike = jit(lambda key: Stratified(candidates=200).alike(problem, None, key, 3))
@@ -281,10 +271,10 @@ def test_attentive_sampling_trains_what_has_the_least_or_greatest_loss():
     def loss(arch):
         return jnp.sum(arch["hidden"]).astype(jnp.float32)
 
-    candidates = training.Random().alike(problem, loss, key, 6)["hidden"].sum(axis=1)
+    candidates = recipes.Random().alike(problem, loss, key, 6)["hidden"].sum(axis=1)
     for pick, chosen in (("best", min(candidates)), ("worst", max(candidates))):
-        sampler = Attentive(pick=pick, candidates=6, sampler=training.Random())
-        assert training.samplers.draw(sampler, problem, loss, key, 1)["hidden"].sum() == chosen
+        sampler = Attentive(pick=pick, candidates=6, sampler=recipes.Random())
+        assert recipes.samplers.draw(sampler, problem, loss, key, 1)["hidden"].sum() == chosen
     assert min(candidates) < max(candidates)
 
 

@@ -12,8 +12,8 @@ from jax import lax
 
 from jaxnas.checks import check_counts
 from jaxnas.cost import Cost
+from jaxnas.recipes.recipe import Problem, check_cost
 from jaxnas.space import Arch, Space
-from jaxnas.training.recipe import Problem, check_cost
 
 # Of an architecture, on the batch of the step.
 BatchLoss = Callable[[Arch], jax.Array]

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusals import check
 
+from jaxnas.recipes import relaxations
 from jaxnas.search import perturbation, pruning
 from jaxnas.space import Choice, Space
-from jaxnas.training import relaxations
 
 SPACE = Space(width=Choice(1, 2, 4), op=Choice("a", "b").repeat(3))
 LOGITS = {"width": jnp.array([0.5, -1.0, 1.5]), "op": jnp.array([[0.0, 1.0], [2.0, -1.0], [0.3, 0.3]])}

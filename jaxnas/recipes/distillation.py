@@ -13,7 +13,6 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxnas.artifacts import load_subnet
 from jaxnas.checks import check_numbers
 from jaxnas.choice import nearest
 from jaxnas.tasks import Call, Predictions, Task
@@ -109,18 +108,14 @@ class Distillation:
         check_numbers(self, "temperature", above=0)
         check_numbers(self, "label_weight", least=0)
 
-    def loaded(self) -> Distillation:
+    def loaded(self, read: Callable[[str], tuple[Any, Any]]) -> Distillation:
         """The distillation with its teacher read from the folder, if it names one."""
         if not isinstance(self.teacher, str):
             return self
-        return dataclasses.replace(self, teacher=Teacher(*load_subnet(self.teacher)))
+        return dataclasses.replace(self, teacher=Teacher(*read(self.teacher)))
 
     def loss(self, predictions: Predictions, teacher: jax.Array) -> jax.Array:
-        """The loss of a student, float32 [], from its predictions and a teacher's logits on the same batch.
-
-        Raises:
-          ValueError: a teacher of other classes.
-        """
+        """The loss of a student, float32 [], by its predictions and a teacher's logits on the same batch."""
         if teacher.shape != predictions.logits.shape:
             raise ValueError(
                 f"the teacher's predictions are {list(teacher.shape)} and the network's "
@@ -144,12 +139,7 @@ class _AsEvaluated:
 
 
 def teacher_logits(task: Task, net: Any, variables: Any, batch: Any, carry: Any, key: jax.Array) -> jax.Array:
-    """The logits of a trained network for a batch as the key augments it, without dropout.
-
-    Raises:
-      ValueError: a teacher of other classes, or a task that hands a memory from batch to batch, which would
-        have to be the teacher's own.
-    """
+    """The logits of a trained network for a batch as the key augments it, without dropout."""
     if jax.tree.leaves(carry):
         raise ValueError(
             f"{task.name} hands a memory from batch to batch, and a trained teacher has none here. The "

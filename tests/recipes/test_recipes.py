@@ -16,8 +16,9 @@ from small_tasks import perceptron, recalling, task_of
 import jaxnas
 from jaxnas import Choice, Space, training
 from jaxnas.elastic import Decisions, Mixture
-from jaxnas.training import Fixed, Options, Relaxed, Training, Uniform, relaxations
-from jaxnas.training.setup import prepare
+from jaxnas.recipes import Fixed, Relaxed, Uniform, relaxations
+from jaxnas.training import Options, Training
+from jaxnas.training.step import prepare
 
 TASK, NET = dataclasses.replace(task_of("images"), label_smoothing=0.0), perceptron(2, (1, 2, 4))
 SPACE = NET.space

@@ -13,10 +13,9 @@ import optax
 from jaxnas.checks import check_counts, check_numbers
 from jaxnas.choice import nearest
 from jaxnas.cost import Cost
+from jaxnas.recipes import relaxations
+from jaxnas.recipes.recipe import Gradients, Problem, Recipe, TrainState, Watches, check_cost, standard
 from jaxnas.space import Arch, Space
-from jaxnas.training import relaxations
-from jaxnas.training.recipe import Gradients, Problem, Recipe, TrainState, Watches, check_cost
-from jaxnas.training.settings import standard
 
 Order = Literal["joint", "first", "second"]
 
@@ -128,8 +127,7 @@ class Relaxed(Recipe):
     def relative_cost(self, space: Space, cost: Cost | None) -> Callable[[Arch], Any] | None:
         """From an architecture, hard or soft, to its cost in units of the reference's; None without a cost.
 
-        Raises:
-          ValueError: a cost that the network does not have, or a reference that costs nothing.
+        A cost that the network does not have, or a reference that costs nothing, raises a ValueError.
         """
         if self.cost is None:
             return None
@@ -151,11 +149,7 @@ class Relaxed(Recipe):
     def gradients(
         self, problem: Problem, state: TrainState, batches: Mapping[str, Any], key: jax.Array
     ) -> Gradients:
-        """Trains parameters and, where it is due, the logits before them, as DARTS does.
-
-        Raises:
-          ValueError: a training that ends before the logits are trained.
-        """
+        """Trains parameters and, where it is due, the logits before them, as DARTS does."""
         if self.start >= problem.steps:
             raise ValueError(
                 f"recipe.start is {self.start}, and training.steps {problem.steps}: the architecture "

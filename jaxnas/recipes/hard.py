@@ -16,11 +16,11 @@ import numpy as np
 
 from jaxnas.checks import check_counts, check_numbers
 from jaxnas.cost import Cost
+from jaxnas.recipes.distillation import Distillation, Teacher
+from jaxnas.recipes.recipe import Gradients, Problem, Read, Recipe, Region, TrainState, Watches, region_of
+from jaxnas.recipes.samplers import Random, Sampler, draw
+from jaxnas.recipes.together import Given, train_alone, train_together
 from jaxnas.space import Arch, Space
-from jaxnas.training.distillation import Distillation, Teacher
-from jaxnas.training.recipe import Gradients, Problem, Recipe, Region, TrainState, Watches, region_of
-from jaxnas.training.samplers import Random, Sampler, draw
-from jaxnas.training.together import Given, train_alone, train_together
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -29,12 +29,9 @@ class _Sampling(Recipe):
 
     Attributes:
       distill: how networks learn from a teacher; None to learn from the labels alone.
-      spread: whether devices take different networks of a step, where their number divides that of the
-        networks (but for the largest of a sandwich). Each then has all rows of the batch in memory.
     """
 
     distill: Distillation | None = None
-    spread: bool = False
 
     @property
     def teacher(self) -> Teacher | None:
@@ -43,9 +40,9 @@ class _Sampling(Recipe):
         assert not isinstance(found, str)  # `loaded` has read it
         return found
 
-    def loaded(self) -> Self:
+    def loaded(self, read: Read) -> Self:
         """The recipe with its teacher read from a folder."""
-        distill = None if self.distill is None else self.distill.loaded()
+        distill = None if self.distill is None else self.distill.loaded(read)
         return self if distill is self.distill else dataclasses.replace(self, distill=distill)
 
     def check(self, space: Space, cost: Cost | None) -> None:
@@ -67,28 +64,13 @@ class _Sampling(Recipe):
         if self.teacher is not None:
             assert problem.teach is not None
             taught = problem.teach(self.teacher.net, state.recipe["teacher"], batch, carry, key)
-        return Given(state.params, batch, carry, key, taught)
+        return Given(problem, state.params, batch, carry, key, state.recipe, taught)
 
-    def train(
-        self,
-        problem: Problem,
-        state: TrainState,
-        batches: Mapping[str, Any],
-        archs: Arch,
-        key: jax.Array,
-    ) -> Gradients:
+    def train(self, given: Given, archs: Arch) -> Gradients:
         """The gradients of a batch of architectures."""
-        given = self.given(problem, state, batches, key)
         if len(next(iter(archs.values()))) == 1:
-            found = train_alone(problem, given, jax.tree.map(lambda x: x[0], archs), self.distill)
-        else:
-            found, _ = train_together(problem, given, archs, distill=self.distill, spread=self.spread)
-        return dataclasses.replace(found, recipe=state.recipe)
-
-
-def _loss_of(problem: Problem, state: TrainState, batches: Mapping[str, Any], key: jax.Array) -> Any:
-    """A function from an architecture to its loss on the training batch."""
-    return lambda arch: problem.loss(state.params, arch, batches["train"], state.carry["train"], key)[0]
+            return train_alone(given, jax.tree.map(lambda x: x[0], archs), self.distill)
+        return train_together(given, archs, distill=self.distill)[0]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -100,7 +82,7 @@ class Uniform(_Sampling):
     Attributes:
       architectures: how many are trained on each batch; their gradients are averaged.
       sampler: how they are drawn: `Random`, every option equally likely; `Stratified`, by size; `Attentive`.
-      distill, spread: see `Sandwich`; a teacher must be given.
+      distill: see `Sandwich`; a teacher must be given.
     """
 
     architectures: int = 1
@@ -124,9 +106,9 @@ class Uniform(_Sampling):
     ) -> Gradients:
         """Trains random architectures."""
         arch_key, loss_key = jax.random.split(key)
-        loss = _loss_of(problem, state, batches, loss_key)
-        archs = draw(self.sampler, problem, loss, arch_key, self.architectures)
-        return self.train(problem, state, batches, archs, loss_key)
+        given = self.given(problem, state, batches, loss_key)
+        archs = draw(self.sampler, problem, given.loss, arch_key, self.architectures)
+        return self.train(given, archs)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -143,8 +125,6 @@ class Sandwich(_Sampling):
       distill: how they learn from the largest; None to learn from the labels, as it does.
       project_after: share of the training after which the part of the largest one's gradient that points
         against the others' is dropped, 0 to 1 (NASViT, ICLR 2022); None for the plain mean.
-      spread: whether devices take different architectures, where their number divides that of the networks
-        but the largest. Each then has all rows of the batch in memory.
     """
 
     random: int = 2
@@ -176,20 +156,17 @@ class Sandwich(_Sampling):
     ) -> Gradients:
         """Trains the largest architecture, random ones, and the smallest."""
         arch_key, loss_key = jax.random.split(key)
+        given, lead = self.given(problem, state, batches, loss_key), self.distill is not None
         archs = [jax.tree.map(lambda x: x[None], arch) for arch in (problem.largest(), problem.smallest())]
         if self.random:
-            loss = _loss_of(problem, state, batches, loss_key)
-            archs.insert(1, draw(self.sampler, problem, loss, arch_key, self.random))
+            archs.insert(1, draw(self.sampler, problem, given.loss, arch_key, self.random))
         joined = jax.tree.map(lambda *x: jnp.concatenate(x), *archs)
         project = None
         if self.project_after is not None:
             project = state.step >= round(self.project_after * problem.steps)
-        given, lead = self.given(problem, state, batches, loss_key), self.distill is not None
-        found, losses = train_together(
-            problem, given, joined, distill=self.distill, lead=lead, project=project, spread=self.spread
-        )
+        found, losses = train_together(given, joined, distill=self.distill, lead=lead, project=project)
         metrics = {"largest_loss": losses[0], "smallest_loss": losses[-1]}
-        return dataclasses.replace(found, recipe=state.recipe, metrics=metrics)
+        return dataclasses.replace(found, metrics=metrics)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -204,7 +181,7 @@ class Fair(_Sampling):
     Attributes:
       architectures: in a step; None for the largest number of options. With the least common multiple of
         the numbers of options, every step is strictly fair.
-      distill, spread: see `Sandwich`; a teacher must be given.
+      distill: see `Sandwich`; a teacher must be given.
     """
 
     architectures: int | None = None
@@ -229,7 +206,8 @@ class Fair(_Sampling):
         """Trains architectures that have each option equally often."""
         arch_key, loss_key = jax.random.split(key)
         count = int(problem.space.sizes.max()) if self.architectures is None else self.architectures
-        return self.train(problem, state, batches, fair(problem, arch_key, count), loss_key)
+        given = self.given(problem, state, batches, loss_key)
+        return self.train(given, fair(problem, arch_key, count))
 
 
 def fair(problem: Problem, key: jax.Array, count: int) -> Arch:
@@ -279,8 +257,7 @@ class Fixed(_Sampling):
     ) -> Gradients:
         """Trains the architecture of the state."""
         arch = None if self.arch is None else state.recipe["arch"]
-        found = train_alone(problem, self.given(problem, state, batches, key), arch, self.distill)
-        return dataclasses.replace(found, recipe=state.recipe)
+        return train_alone(self.given(problem, state, batches, key), arch, self.distill)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -330,9 +307,9 @@ class Progressive(Recipe):
                     )
                 before[name] = set(choice.options)
 
-    def loaded(self) -> Self:
+    def loaded(self, read: Read) -> Self:
         """See `Recipe`."""
-        return dataclasses.replace(self, recipe=self.recipe.loaded())
+        return dataclasses.replace(self, recipe=self.recipe.loaded(read))
 
     def init(self, space: Space) -> tuple[Any, Any]:
         """The first state of the inner recipe."""
@@ -356,8 +333,3 @@ class Progressive(Recipe):
         part: Region = jax.tree.map(lambda x: x[phase], stacked)
         found = self.recipe.gradients(dataclasses.replace(problem, part=part), state, batches, key)
         return dataclasses.replace(found, metrics={**found.metrics, "phase": phase.astype(jnp.float32)})
-
-
-def usual_recipe(space: Space) -> Recipe:
-    """A random architecture in each step, or the one that there is."""
-    return Uniform() if space.cardinality > 1 else Fixed()
