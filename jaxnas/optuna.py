@@ -80,9 +80,10 @@ def check_study(space: Space, study: optuna.Study) -> None:
 def distribution(space: Space, element: Element) -> BaseDistribution:
     """The distribution of an element: integers where its options are evenly spaced, categories elsewhere."""
     options = space[element[0]].options_at(element[1])
-    steps = set(np.diff(options)) if all(isinstance(option, int) for option in options) else set()
-    if len(steps) == 1 and min(steps) > 0:
-        return IntDistribution(options[0], options[-1], step=int(min(steps)))
+    numbers = [option for option in options if isinstance(option, int)]
+    steps = set(np.diff(numbers).tolist())
+    if len(numbers) == len(options) and len(steps) == 1 and min(steps) > 0:
+        return IntDistribution(numbers[0], numbers[-1], step=min(steps))
     return CategoricalDistribution(options)
 
 
@@ -199,7 +200,7 @@ class FromOptuna(Strategy):
         """The state before the first evaluation; see `Strategy`."""
         return dataclasses.replace(super().init(key), memory=_Memory())
 
-    def ask(self, state: State) -> tuple[Arch, State]:
+    def ask(self, state: State) -> tuple[Arch, State]:  # pyrefly: ignore[bad-override-mutable-attribute]
         """One architecture and the next state; see `Strategy`."""
         size, pending = int(state.size), int(state.pending)
         codes, scores = np.asarray(state.codes), np.asarray(state.scores)
