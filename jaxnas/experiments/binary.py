@@ -24,7 +24,7 @@ from jaxnas import executors, files, processes, training
 from jaxnas.choice import nearest
 from jaxnas.experiments import config as config_lib
 from jaxnas.experiments.config import Config, ConfigError
-from jaxnas.experiments.session import Session, make_session
+from jaxnas.experiments.session import Asked, Session, make_session
 from jaxnas.report.advice import CONFIG, SET
 
 STOPPED = 143  # as a shell says of a process that SIGTERM ended
@@ -138,7 +138,6 @@ def run(main: Callable[[], int | None]) -> None:
     getLogger("asyncio").setLevel(CRITICAL)
 
     def guarded(argv: list[str]) -> None:
-        mistakes = (ValueError, OSError, training.CheckpointError, training.WorkdirError)
         try:
             if len(argv) > 1:
                 raise ConfigError(f"Unexpected arguments: {' '.join(argv[1:])}")
@@ -146,44 +145,48 @@ def run(main: Callable[[], int | None]) -> None:
             if not flags.FLAGS["verbosity"].present:
                 logging.set_verbosity(logging.WARNING)
             sys.exit(main() or 0)
-        except jax.errors.JaxRuntimeError as error:
-            # A collective that another process does not answer, or JAX's notice that it is gone.
-            if jax.process_count() == 1 or flags.FLAGS.traceback:
-                raise
-            print(
-                "error: another process of this run is gone, or cannot be reached. Start all again, and "
-                f"the run resumes from its last checkpoint. JAX: {error}",
-                file=sys.stderr,
-                flush=True,
-            )
-            os._exit(1)  # The usual end would wait for that process.
         except KeyboardInterrupt:
             print("stopped: the same command resumes.", file=sys.stderr, flush=True)
-            sys.exit(143)
-        except BrokenExecutor as error:
-            if flags.FLAGS.traceback:
-                raise
-            advice = "The same command resumes; take fewer workers if memory is short."
-            print(f"error: a worker died: {error} {advice}", file=sys.stderr, flush=True)
-            sys.exit(1)
-        except (*mistakes, training.DivergedError) as error:
-            if flags.FLAGS.traceback:
-                raise
-            print(f"error: {error}", file=sys.stderr, flush=True)
-            sys.exit(2 if isinstance(error, mistakes) else 1)
+            sys.exit(STOPPED)
         except Exception as error:
-            if flags.FLAGS.traceback or _has_devices():
+            told = None if flags.FLAGS.traceback else _told(error)
+            if told is None:
                 raise
-            platforms = os.environ.get("JAX_PLATFORMS", "")
-            print(
-                f"error: JAX finds no device for JAX_PLATFORMS={platforms!r} ({type(error).__name__}: "
-                f"{error}). Install jaxnas[cuda] or jaxnas[tpu] for accelerators, or set JAX_PLATFORMS=cpu.",
-                file=sys.stderr,
-                flush=True,
-            )
-            sys.exit(2)
+            _fail(*told)
 
     app.run(guarded, flags_parser=_parse_flags)
+
+
+def _fail(message: str, end: Callable[[int], Any], status: int) -> None:
+    print(f"error: {message}", file=sys.stderr, flush=True)
+    end(status)
+
+
+def _told(error: Exception) -> tuple[str, Callable[[int], Any], int] | None:
+    """What is said of an error, how the process ends, and its status; None of a defect."""
+    if isinstance(error, jax.errors.JaxRuntimeError):
+        # A collective that another process does not answer, or JAX's notice that it is gone.
+        gone = (
+            "another process of this run is gone, or cannot be reached. Start all again, and the run "
+            f"resumes from its last checkpoint. JAX: {error}"
+        )
+        # The usual end would wait for that process.
+        return (gone, os._exit, 1) if jax.process_count() > 1 else None
+    if isinstance(error, BrokenExecutor):
+        advice = "The same command resumes; take fewer workers if memory is short."
+        return f"a worker died: {error} {advice}", sys.exit, 1
+    if isinstance(error, (ValueError, OSError, training.CheckpointError, training.WorkdirError)):
+        return str(error), sys.exit, 2
+    if isinstance(error, training.DivergedError):
+        return str(error), sys.exit, 1
+    if _has_devices():
+        return None
+    platforms = os.environ.get("JAX_PLATFORMS", "")
+    lost = (
+        f"JAX finds no device for JAX_PLATFORMS={platforms!r} ({type(error).__name__}: {error}). Install "
+        "jaxnas[cuda] or jaxnas[tpu] for accelerators, or set JAX_PLATFORMS=cpu."
+    )
+    return lost, sys.exit, 2
 
 
 def _has_devices() -> bool:
@@ -211,8 +214,7 @@ def _parse_flags(argv: list[str]) -> list[str]:
         try:
             return flags.FLAGS(argv)
         except flags.Error as error:
-            print(f"error: {_flag_mistake(error)} --help lists the flags.", file=sys.stderr, flush=True)
-            sys.exit(2)
+            _fail(f"{_flag_mistake(error)} --help lists the flags.", sys.exit, 2)
     text = sys.modules["__main__"].__doc__ or ""
     paragraphs = text.strip().split("\n\n")
     examples = [one for one in paragraphs if one.startswith("  ")]
@@ -313,18 +315,11 @@ def bring_to_life(config: Config, workdir: pathlib.Path | None = None) -> Sessio
     return session if workdir is None else session.evolved(workdir)
 
 
-def asked() -> dict[str, Any]:
-    """The fields of `Asked` by the flags.
-
-    Paths begin at the root, since workers may stand in another folder.
-    """
+def asked() -> Asked:
+    """What the flags ask for; paths begin at the root, since workers may stand in another folder."""
     values = flags.FLAGS
-    return dict(
-        config=absolute(values.config, ".py"),
-        assignments=tuple(values.set),
-        workdir=absolute(values.workdir),
-        data_dir=values.data_dir and absolute(values.data_dir),
-    )
+    config, data = absolute(values.config, ".py"), values.data_dir and absolute(values.data_dir)
+    return Asked(config, tuple(values.set), absolute(values.workdir), data)
 
 
 def store(config: Config, workdir: pathlib.Path, *, ran: bool) -> None:

@@ -19,8 +19,8 @@ from absl import flags
 from jaxnas import executors, processes, report, runs
 from jaxnas.experiments import binary, retraining
 from jaxnas.experiments.configs import CONFIGS
-from jaxnas.experiments.retraining import Retraining
 from jaxnas.report.result import NAME
+from jaxnas.training.progress import times_line
 
 
 def seeds_of(texts: list[str]) -> list[int]:
@@ -38,13 +38,10 @@ def main() -> int:
     values = flags.FLAGS
     _, root = binary.read_config(CONFIGS, trains=True)
     seeds: list[int | None] = [*seeds_of(values.seeds)] or [None]
-    jobs = [
-        Retraining(**binary.asked(), architecture=values.architecture, weights=values.weights, seed=seed)
-        for seed in seeds
-    ]
+    jobs = [(binary.asked(), values.architecture, values.weights, seed) for seed in seeds]
     found = {}
     with binary.executor() as executor:
-        for number, returned in executors.as_completed(retraining.run, [(job,) for job in jobs], executor):
+        for number, returned in executors.as_completed(retraining.run, jobs, executor):
             if returned is not None:
                 found[number] = returned
             elif executor is None:  # A signal to this process is meant for all that would follow.
@@ -57,7 +54,7 @@ def main() -> int:
         for role, measured in metrics.items():
             text = ", ".join(f"{name} {value:.4g}" for name, value in measured.items())
             print(f"{role}: {text}", flush=True)
-        print(report.times_line(times), flush=True)
+        print(times_line(times), flush=True)
     if len(done) < len(jobs):
         print("stopped and saved; the same command resumes", flush=True)
         return binary.STOPPED

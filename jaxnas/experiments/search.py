@@ -28,9 +28,10 @@ from jaxnas import executors, files, processes, report, runs, supernets, trainin
 from jaxnas.experiments import binary, retraining, trials
 from jaxnas.experiments.config import Config, ConfigError
 from jaxnas.experiments.configs import CONFIGS
-from jaxnas.experiments.session import Asked, Session
+from jaxnas.experiments.session import Session
 from jaxnas.supernets.convert import from_torch_autoformer, read_checkpoint
 from jaxnas.training.plain import to_dict
+from jaxnas.training.progress import times_line
 
 
 def converted(session: Session, path: str, workdir: pathlib.Path) -> tuple[Session, Any]:
@@ -76,7 +77,7 @@ def on_workers(executor: Executor | None, config: Config) -> dict[str, executors
         )
     if values.supernet:
         raise ConfigError("--executor and --supernet do not go together: workers have the config's network.")
-    job = Asked(**binary.asked())
+    job = binary.asked()
     kinds = {"trials": trials.trial, "alone": trials.alone}
     return {kind: executors.Calls(function, executor, job) for kind, function in kinds.items()}
 
@@ -117,17 +118,14 @@ def main() -> int:
         result = runs.finish(task, net, variables, found, lab, named=named, latency=settings.latency)
         runs.enter_ranking(result, task, net, variables, settings, lab)
         if config.pretrained and config.distill is not None:
-            job = retraining.Retraining(
-                **binary.asked(), architecture="found", weights="inherited", seed=config.seed
-            )
             print(f"distilling the found network: {config.alone.steps:,} steps", flush=True)
-            if retraining.retrain(job, session, workdir) is None:
+            if retraining.retrain(session, workdir, "found", "inherited") is None:
                 print("stopped and saved; the same command resumes", flush=True)
                 return binary.STOPPED
             if processes.is_first():
                 runs.publish(path)
     print("\n".join(report.summary_lines(path)), flush=True)
-    print(report.times_line(found.times), flush=True)
+    print(times_line(found.times), flush=True)
     return 0
 
 

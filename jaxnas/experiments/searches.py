@@ -22,13 +22,16 @@ from jaxnas.experiments import tables
 from jaxnas.search.blas import one_thread
 from jaxnas.tabular import files as table_files
 
+Place = tuple[str, str | None, tuple[str, ...], tuple[str, ...]]
+
 
 @dataclasses.dataclass(frozen=True)
 class Searches:
     """The arguments of one strategy's searches, without their seeds.
 
     Attributes:
-      strategy, benchmark, data_dir, objectives, ignore, metric: as on the command line.
+      strategy, metric: as on the command line.
+      place: the arguments of `tables.find`.
       evaluations: that the strategy is made for.
       most: the evaluations of its searches, if these are others; else None.
       fidelities: whether the strategy has them.
@@ -36,10 +39,7 @@ class Searches:
     """
 
     strategy: str
-    benchmark: str
-    data_dir: str | None
-    objectives: tuple[str, ...]
-    ignore: tuple[str, ...]
+    place: Place
     metric: str
     evaluations: int
     most: int | None
@@ -50,9 +50,8 @@ class Searches:
     @property
     def arrays(self) -> set[str]:
         """The names of the arrays that `run` returns."""
-        return {"codes", "scores", "seconds", "source"} | (
-            {"fidelity", "spent"} if self.fidelities else set()
-        )
+        always = {"codes", "scores", "seconds", "source"}
+        return always | {"fidelity", "spent"} if self.fidelities else always
 
 
 def run(searches: Searches, first: int, size: int) -> dict[str, np.ndarray]:
@@ -87,16 +86,15 @@ def run(searches: Searches, first: int, size: int) -> dict[str, np.ndarray]:
 @functools.lru_cache(maxsize=1)  # The jobs of a strategy come one after another.
 def _program(searches: Searches, size: int) -> tuple[Any, Any]:
     """A strategy, and its compiled program from keys to the states of so many searches."""
-    place = searches.benchmark, searches.data_dir, searches.objectives, searches.ignore
-    table, make = table_of(*place), strategies_lib.find(searches.strategy)
-    strategy = strategy_of(searches.strategy, searches.evaluations, *place)
+    table, make = table_of(*searches.place), strategies_lib.find(searches.strategy)
+    strategy = strategy_of(searches.strategy, searches.evaluations, searches.place)
     for what, here, asked in (
         ("table", digest(table, searches.metric), searches.table_sha256),
         ("code of the strategy", source_of(make, strategy), searches.source),
     ):
         if here != asked:
             raise ValueError(
-                f"{searches.strategy} on {searches.benchmark}: the {what} of this worker is another one than "
+                f"{searches.strategy} on {searches.place[0]}: the {what} of this worker is another one than "
                 "that of the process that asked for the search. Bring the same files to all workers."
             )
     if searches.most is not None:
@@ -110,26 +108,13 @@ def _keys(first: int, size: int) -> jax.Array:
     return jax.vmap(jax.random.key)(jnp.arange(size) + first)
 
 
-@functools.lru_cache(maxsize=1)
-def table_of(
-    benchmark: str, data_dir: str | None, objectives: tuple[str, ...], ignore: tuple[str, ...]
-) -> tabular.Table:
-    """The table of a comparison, read once; see `tables.find`."""
-    return tables.find(benchmark, data_dir, objectives, ignore)
+table_of = functools.lru_cache(maxsize=1)(tables.find)
 
 
 @functools.cache  # Some learn from the whole table first.
-def strategy_of(
-    name: str,
-    evaluations: int,
-    benchmark: str,
-    data_dir: str | None,
-    objectives: tuple[str, ...],
-    ignore: tuple[str, ...],
-) -> Any:
-    """The strategy of a name for the table of a comparison, made once; see `build` and `tables.find`."""
-    table = table_of(benchmark, data_dir, objectives, ignore)
-    return build(strategies_lib.find(name), name, table, evaluations)
+def strategy_of(name: str, evaluations: int, place: Place) -> Any:
+    """The strategy of a name for the table at a place, made once; see `build`."""
+    return build(strategies_lib.find(name), name, table_of(*place), evaluations)
 
 
 def evaluator(table: tabular.Table, metric: str) -> Any:

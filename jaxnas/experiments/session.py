@@ -184,7 +184,7 @@ def make_session(config: Config, data_dir: str | None) -> Session:
     return Session(config, task, net, mesh, variables)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Asked:
     """What the command line of a binary asks for, as plain values for jobs that run in any process.
 
@@ -199,11 +199,7 @@ class Asked:
     workdir: str
     data_dir: str | None
 
-    def read(self, registry: Mapping[str, Config]) -> Config:
-        """The config."""
-        return config_lib.override(config_lib.find(registry, self.config), self.assignments)
-
-    def session(self, config: Config) -> Session:
-        """A config with its data, and with the space that its training came to."""
-        session = make_session(config, self.data_dir)
-        return session.evolved(files.as_path(self.workdir))
+    def session(self, registry: Mapping[str, Config]) -> Session:
+        """The config with its data, and with the space that its training came to."""
+        config = config_lib.override(config_lib.find(registry, self.config), self.assignments)
+        return make_session(config, self.data_dir).evolved(files.as_path(self.workdir))

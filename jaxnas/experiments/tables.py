@@ -61,11 +61,10 @@ def metrics(table: tabular.Table, search: str | None, report: str | None) -> tup
             f"{table.name}: no metric has an objective, so nothing can be searched for. Make the table with "
             f"objectives={{{next(iter(table.metrics))!r}: 'max'}} or 'min'."
         )
-    first = (
-        "validation_accuracy" if "validation_accuracy" in table.objectives else next(iter(table.objectives))
-    )
+    known = table.objectives
+    first = "validation_accuracy" if "validation_accuracy" in known else next(iter(known))
     seen = search or first
-    return seen, report or ("test_accuracy" if "test_accuracy" in table.objectives else seen)
+    return seen, report or ("test_accuracy" if "test_accuracy" in known else seen)
 
 
 def own_function(flag: str, name: str, expected: str):

@@ -23,9 +23,8 @@ from jaxnas.training.alone import make_scorer, make_trials
 @functools.lru_cache(maxsize=1)
 def _scores(job: Asked) -> dict[str, Callable[[str, Any], float]]:
     """The scores of trials and of trainings alone of a search; a worker makes them once."""
-    config = job.read(CONFIGS)
-    made = job.session(config)
-    task, net, method = made.task, made.net, config.search.method
+    made = job.session(CONFIGS)
+    config, task, net, method = made.config, made.task, made.net, made.config.search.method
     given: dict[str, Any] = dict(seed=config.seed, options=Options(mesh=made.mesh))
     steps = method.steps if isinstance(method, runs.Trials) else ()
     trials = make_trials(task, net, config.training, steps, limit=config.search.limit, **given)

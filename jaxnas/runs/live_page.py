@@ -8,7 +8,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from jaxnas import files, processes, report
+from jaxnas import files, processes
+from jaxnas.report.page import write_running
 from jaxnas.report.result import NAME, Network, Result, SearchOf
 from jaxnas.runs.describe import describe_space, describe_task
 from jaxnas.space import Space
@@ -81,4 +82,4 @@ class LivePage:
             searches=self.searches,
             config={"network": self.network},
         )
-        report.write_running(self.workdir, result, doing, reload)
+        write_running(self.workdir, result, doing, reload)

@@ -215,7 +215,7 @@ def test_a_worker_with_another_table_or_other_code_is_refused(grid):
     right = {"table_sha256": searches.digest(table, "score"), "source": source}
 
     def job(**wrong):
-        return searches.Searches("random", *place, "score", 12, None, False, **(right | wrong))
+        return searches.Searches("random", place, "score", 12, None, False, **(right | wrong))
 
     def refused(what, **wrong):
         said = f"the {what} of this worker is another one"

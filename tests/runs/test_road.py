@@ -16,6 +16,7 @@ from jaxnas import files, report, runs, search, spaces
 from jaxnas.report import findings
 from jaxnas.report import result as results
 from jaxnas.training import Distillation, Fixed, Options, Relaxed, Sandwich, Training, Uniform, fit, make_mesh
+from jaxnas.training.progress import times_line
 from jaxnas.training.setup import prepare
 
 TRAINING = Training(steps=3, batch_size=8, learning_rate=1e-2, warmup_steps=1, log_every=1, clip=1.0)
@@ -88,8 +89,8 @@ def check_times(method, found, path, said):
     assert min(shares.values()) >= 0 and sum(shares.values()) == pytest.approx(1)
     assert (shares["step"] > 0) == (method in TRAINS)
     assert (shares["evaluation"] > 0) == (method in EVALUATES)
-    assert report.times_line(found.times) in said
-    assert f"{100 * shares['evaluation']:.0f} % evaluation" in report.times_line(found.times)
+    assert times_line(found.times) in said
+    assert f"{100 * shares['evaluation']:.0f} % evaluation" in times_line(found.times)
 
 
 def check_loaded(net, folder, task, network):
