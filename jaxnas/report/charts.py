@@ -195,6 +195,12 @@ def probabilities(run: Run, selection: SelectionOf) -> tuple[dict[str, Spec], li
     return found, [step for step, _ in moments]
 
 
+def latency(run: Run) -> dict[str, Spec]:
+    """The measured latency of networks."""
+    rows = [{"s": x, "low": low, "x": mid, "high": high} for x, (low, mid, high) in run.milliseconds.items()]
+    return {"latency": vega.bars(rows, "latency (ms), median and quartiles")}
+
+
 def ranking(run: Run, ranking: RankingOf) -> Spec | None:
     """The metric after training alone by the inherited one; None where no training ended."""
     choices, axis = run.result.space.choices, metric_axis(run.metric, ranking.role)

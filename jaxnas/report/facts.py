@@ -9,7 +9,7 @@ from typing import Any
 
 from flax.traverse_util import flatten_dict
 
-from jaxnas.report import advice, charts, drawing, findings, selection, vega, words
+from jaxnas.report import advice, charts, drawing, findings, selection, words
 from jaxnas.report.findings import LATENCY, TIMES, Run
 from jaxnas.report.words import is_number
 
@@ -89,13 +89,13 @@ def tiles(run: Run) -> list[tuple[str, str, str]]:
     mean, _, spread = final.text(metric, role).partition(" ± ")
     error = findings.standard_error(run, role, final.network, final.value(metric, role))
     sub = [f"± {spread}" if spread else "", final.label.partition(", ")[2]]
-    sub += [f"standard error {words.amount_text(metric, error)}"] if error else []
+    sub += [f"standard error {words.amount_text(metric, error)}" if error else ""]
     shown = [(words.metric_name(metric, role, unit=True), mean, ", ".join(filter(None, sub)))]
     for other in run.result.task.metrics[1:3]:
         if (one := final.value(other, role)) is not None:
             shown.append((words.metric_name(other, role, unit=True), words.value_text(other, one), ""))
     for name, cost in found.costs.items():
-        times = run.timed.get("milliseconds") if name == LATENCY else None
+        times = run.milliseconds if name == LATENCY else None
         sub = "measured; quartiles {0:.3g} and {2:.3g}".format(*times["found"]) if times else ""
         shown.append((words.cost_name(name), words.cost_text(times["found"][1] if times else cost), sub))
     if (part := findings.share(run)) and run.reference is not None:
@@ -109,7 +109,7 @@ def tiles(run: Run) -> list[tuple[str, str, str]]:
 
 def latency_text(run: Run) -> list[str]:
     """The measured latency as sentences; [] if there is none."""
-    if not (times := run.timed.get("milliseconds")):
+    if not (times := run.milliseconds):
         return []
     (low, middle, high), part = times["found"], findings.latency_share(run, "largest")
     batch = f"A batch of {words.count(run.timed.get('rows'))} takes {middle:.3g} ms"
@@ -126,10 +126,8 @@ def latency_text(run: Run) -> list[str]:
 def _used(run: Run) -> Iterator[Section]:
     """How long the found network takes, and how to load it."""
     result, subnet, module, chosen = run.result, run.result.subnet, run.result.module, findings.retrained(run)
-    times = run.timed.get("milliseconds", {})
-    if bars := [{"s": name, "low": low, "x": x, "high": high} for name, (low, x, high) in times.items()]:
-        drawn = {"latency": vega.bars(bars, "latency (ms), median and quartiles")}
-        yield dict(title="Latency, as measured", text=latency_text(run), charts=drawn)
+    if run.milliseconds:
+        yield dict(title="Latency, as measured", text=latency_text(run), charts=charts.latency(run))
     seed = f", seed {chosen.network.seed}" if chosen else ""
     notes = [f"Weights: {(chosen.network if chosen else result.found).weights}{seed}."]
     if result.loader:
