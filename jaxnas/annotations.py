@@ -122,11 +122,9 @@ class _Calls:
             least, most = least - initial.least, most - initial.most
             if least != most:
                 unknown = ", ".join(sorted(products.opaque(jaxpr)))
-                where = (
-                    f"in {unknown}" if unknown and most == math.inf else "in a lax.cond or a lax.while_loop"
-                )
+                where = unknown if unknown and most == math.inf else "a lax.cond or a lax.while_loop"
                 raise ValueError(
-                    f"{'/'.join((name, *path))} has products {where}, and the traced program does not say "
+                    f"{'/'.join((name, *path))} has products in {where}, and the traced program does not say "
                     "how many of them run. Choose between blocks by jaxnas.elastic.Mixture, or say in that "
                     "module by jaxnas.elastic.record_macs how many multiply-accumulates it has."
                 )

@@ -31,8 +31,7 @@ def check_counts(
       ValueError: one of them is something else.
     """
     for name in names:
-        value = getattr(owner, name)
-        if value is None and none:
+        if (value := getattr(owner, name)) is None and none:
             continue
         if not _is_whole(value) or value < least or (most is not None and value > most):
             wanted = _expected("a whole number", {"of at least": least, "of at most": most}, none)
@@ -80,20 +79,17 @@ def check_numbers(
       ValueError: one of them is something else.
     """
     for name in names:
-        value = getattr(owner, name)
-        if value is None and none:
+        if (value := getattr(owner, name)) is None and none:
             continue
+        number = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
+        limits = ((least, operator.ge), (above, operator.gt), (most, operator.le), (below, operator.lt))
         if not (
-            isinstance(value, int | float | np.integer | np.floating)
-            and not isinstance(value, bool)
+            number
             and math.isfinite(value)
-            and (least is None or value >= least)
-            and (above is None or value > above)
-            and (most is None or value <= most)
-            and (below is None or value < below)
+            and all(bound is None or holds(value, bound) for bound, holds in limits)
         ):
             bounds = {"of at least": least, "above": above, "of at most": most, "below": below}
-            infinite = isinstance(value, float | np.floating) and math.isinf(value)
+            infinite = number and math.isinf(value)
             wanted = _expected("a finite number" if infinite else "a number", bounds, none)
             raise ValueError(f"{_called(owner, name, group)} is {value!r}, expected {wanted}.")
 

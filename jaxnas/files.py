@@ -28,7 +28,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, BinaryIO, cast
 
 import jax
 import numpy as np
@@ -100,22 +100,25 @@ def write_bytes(path: Path, data: bytes) -> None:
     if is_remote(path):
         path.write_bytes(data)
         return
-    with room_for(path, len(data), "The old file is kept" if path.exists() else "Nothing was written"):
-        _write_bytes(path, data)
-
-
-def _write_bytes(path: pathlib.Path, data: bytes) -> None:
     _remove_old_leftovers(path)
+    with replacing(path, len(data)) as file:
+        file.write(data)
+    fsync(path.parent)
+
+
+@contextlib.contextmanager
+def replacing(path: pathlib.Path, size: int) -> Iterator[BinaryIO]:
+    """A file of `size` bytes under another name, which takes the place of `path` when it is whole."""
     temporary = path.with_name(f".{path.name}.tmp-{secrets.token_hex(4)}")
+    kept = "The old file is kept" if path.exists() else "Nothing was written"
     try:
-        with open(temporary, "xb") as file:
-            file.write(data)
+        with room_for(path, size, kept), open(temporary, "xb") as file:
+            yield file
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
-    fsync(path.parent)
 
 
 @contextlib.contextmanager
@@ -199,17 +202,14 @@ def replace_folder(path: Path, files: Mapping[str, bytes], *, known: Iterable[st
         for name, data in files.items():
             write_bytes(folder / name, data)
         return
-    new = folder.with_name(f".{folder.name}.tmp-new")
+    new, old = (folder.with_name(f".{folder.name}.tmp-{name}") for name in ("new", "old"))
     new.mkdir()
     for name, data in files.items():
         write_bytes(new / name, data)
     if folder.exists():
-        old = folder.with_name(f".{folder.name}.tmp-old")
         folder.rename(old)
-        new.rename(folder)
-        shutil.rmtree(old)
-    else:
-        new.rename(folder)
+    new.rename(folder)
+    shutil.rmtree(old, ignore_errors=True)
     fsync(folder.parent)
 
 
@@ -319,7 +319,9 @@ def plain(value: Any) -> Any:
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {_key(key): plain(item) for key, item in value.items()}
+        if wrong := [key for key in value if not isinstance(key, str)]:
+            raise TypeError(f"JSON needs strings as keys, not {wrong[0]!r} of type {type(wrong[0]).__name__}")
+        return {key: plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [plain(item) for item in value]
     if isinstance(value, os.PathLike):
@@ -331,12 +333,6 @@ def plain(value: Any) -> Any:
             array = array.astype(np.float32)
         return plain(array.tolist())
     raise TypeError(f"{value!r} of type {type(value).__name__} cannot be written as JSON")
-
-
-def _key(key: Any) -> str:
-    if not isinstance(key, str):
-        raise TypeError(f"JSON needs strings as keys, not {key!r} of type {type(key).__name__}")
-    return key
 
 
 def read_json(path: Path) -> Any:
@@ -370,13 +366,11 @@ def parse_json(data: bytes, name: str) -> Any:
     except json.JSONDecodeError as error:
         what = "it is empty" if not data.strip() else f"{error.msg} at line {error.lineno}"
         raise ValueError(
-            f"{name} is not valid JSON: {what}. It was truncated or edited; delete it and run "
-            "again what writes it."
+            f"{name} is not valid JSON: {what}. It was truncated or edited; delete it and run again what "
+            "writes it."
         ) from error
-    except ValueError as error:
-        raise ValueError(f"{name} is JSON with a number of thousands of digits, and none of ours.") from error
-    except RecursionError as error:
-        raise ValueError(f"{name} is JSON that is nested too deeply to be one of ours.") from error
+    except (ValueError, RecursionError) as error:  # thousands of digits, or of brackets
+        raise ValueError(f"{name} is JSON that is nested too deeply, or has numbers too long.") from error
 
 
 def append_lines(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
@@ -459,12 +453,12 @@ def diff(before: Mapping, after: Mapping, names: tuple[str, str] = ("checkpoint"
       Lines such as "training.steps: 3 (checkpoint) / 4 (now)"; empty if they are equal.
     """
     first, second = _flat(plain(before)), _flat(plain(after))
-    lines = []
-    for key in [*first, *(key for key in second if key not in first)]:
-        a, b = first.get(key, _ABSENT), second.get(key, _ABSENT)
-        if a != b:
-            lines.append(f"{key}: {_show(a)} ({names[0]}) / {_show(b)} ({names[1]})")
-    return lines
+    pairs = {key: (first.get(key, _ABSENT), second.get(key, _ABSENT)) for key in first | second}
+
+    def show(value: Any) -> str:
+        return "absent" if value is _ABSENT else json.dumps(value)
+
+    return [f"{k}: {show(a)} ({names[0]}) / {show(b)} ({names[1]})" for k, (a, b) in pairs.items() if a != b]
 
 
 def indented(lines: Sequence[str], most: int = 10) -> str:
@@ -482,7 +476,3 @@ def _flat(tree: Mapping, prefix: str = "") -> dict[str, Any]:
         else:
             flat[prefix + key] = value
     return flat
-
-
-def _show(value: Any) -> str:
-    return "absent" if value is _ABSENT else json.dumps(value)

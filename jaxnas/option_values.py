@@ -43,9 +43,9 @@ def indices(
         )
     for name in values:
         if name not in choices:
+            near = nearest(name, choices)
             raise ValueError(
-                f"architecture: {name!r} is not a choice of the space"
-                f"{nearest(name, choices)} Its choices are {list(choices)}."
+                f"architecture: {name!r} is not a choice of the space{near} Its choices are {list(choices)}."
             )
     index, given = {}, {}
     for name, choice in choices.items():
@@ -94,17 +94,16 @@ def check_complete(
         if len(missing):
             at = "" if choice.length is None else f" at position {missing[0][0]}"
             raise ValueError(
-                f"architecture: no value for {name!r}{at}, which is active there; it "
-                f"needs {int(mask.sum())} value(s)."
+                f"architecture: no value for {name!r}{at}, which is active there; it needs {int(mask.sum())} "
+                "value(s)."
             )
         if choice.active is not None:
             length, depth = len(values.get(name, ())), values.get(choice.active, 0)
             # Longer than the depth is a mistake, unless padded to the full length.
             if depth < length < math.prod(choice.shape):
                 raise ValueError(
-                    f"architecture: {name!r} has {length} values, but "
-                    f"{choice.active!r} is {depth}: give {depth}, or all "
-                    f"{choice.length}."
+                    f"architecture: {name!r} has {length} values, but {choice.active!r} is {depth}: give "
+                    f"{depth}, or all {choice.length}."
                 )
 
 

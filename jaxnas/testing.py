@@ -338,8 +338,6 @@ def _random_weights(draw: np.random.Generator, leaf: Any) -> np.ndarray:
 def _random_input(draw: np.random.Generator, leaf: Any) -> np.ndarray:
     if jnp.issubdtype(leaf.dtype, jnp.inexact):
         return draw.standard_normal(leaf.shape, np.float32).astype(leaf.dtype)
-    return (
-        draw.integers(0, 2, leaf.shape).astype(leaf.dtype)
-        if leaf.dtype != bool
-        else np.ones(leaf.shape, bool)
-    )
+    if leaf.dtype == bool:
+        return np.ones(leaf.shape, bool)
+    return draw.integers(0, 2, leaf.shape).astype(leaf.dtype)
