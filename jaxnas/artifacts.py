@@ -97,10 +97,10 @@ def save_subnet(
       TypeError: an `extra` that JSON cannot hold, or a network that does not keep the contract.
       FileExistsError: the folder holds other files too.
     """
-    variables, flat = _checked(net, variables, inputs)
-    name, example = type(net).__name__, one_example(inputs)
+    name = type(net).__name__
     if _ours().get(name, type(net)) is not type(net):
         raise ValueError(f"Rename the class {name}: it would be loaded as jaxnas.supernets.{name}.")
+    variables, flat = _checked(net, variables, inputs)
     tensors = {"/".join(p): np.array(leaf, order="C") for p, leaf in sorted(flat.items())}
     data = safetensors.numpy.save(tensors)
     written, function = {TENSORS: data}, {}
@@ -112,7 +112,7 @@ def save_subnet(
         "format": FORMAT,
         "module": name,
         "architecture": net.space.to_dict(net.space.smallest()),
-        "inputs": _encode_inputs(example),
+        "inputs": _encode_inputs(one_example(inputs)),
         "fields": {key: _encode(key, getattr(net, key)) for key in _fields(net)},
         "tensors": {"bytes": len(data), "sha256": files.sha256(data)},
         **function,

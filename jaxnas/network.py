@@ -56,25 +56,15 @@ def check_contract(net: Any) -> None:
         )
     if not callable(net):
         raise TypeError(f"{name} has no __call__(self, inputs, arch=None, *, train=False).")
-    parameters = list(inspect.signature(net.__call__).parameters.values())
-    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    any_number = any(p.kind == p.VAR_POSITIONAL for p in parameters)
-    any_name = any(p.kind == p.VAR_KEYWORD for p in parameters)
-    needed = [p.name for p in positional[2:] if p.default is p.empty]
-    needed += [p.name for p in parameters if p.kind == p.KEYWORD_ONLY and p.default is p.empty]
-    takes_train = any_name or any(p.name == "train" and p.kind != p.POSITIONAL_ONLY for p in parameters)
-    lacks = []
-    if len(positional) < 2 and not any_number:
-        lacks.append("takes no architecture as its second argument")
-    if not takes_train:
-        lacks.append("takes no keyword argument `train`")
-    lacks += [f"needs {argument!r} too" for argument in needed]
-    if lacks:
+    signature = inspect.signature(net.__call__)
+    try:
+        for more in ({}, {"train": False}):
+            signature.bind(None, None, **more)
+    except TypeError as error:
         raise TypeError(
-            f"{name}.__call__ {' and '.join(lacks)}: it has the arguments "
-            f"({', '.join(p.name for p in parameters)}). Write it as "
-            "__call__(self, inputs, arch=None, *, train=False), with one pytree of inputs."
-        )
+            f"{name}.__call__{signature} cannot be called with inputs, an architecture and `train`: {error}. "
+            "Write it as __call__(self, inputs, arch=None, *, train=False), with one pytree of inputs."
+        ) from error
 
 
 def _check_dtype(name: str, field: str, dtype: Any) -> None:
@@ -105,8 +95,7 @@ def annotated(net: nn.Module, inputs: Any) -> Annotations:
 
 
 def _annotated(net: nn.Module, example: Any) -> Annotations:
-    recorded = annotations(net, example)
-    _check_decisions(net, recorded)
+    _check_decisions(net, recorded := annotations(net, example))
     return recorded
 
 
@@ -154,15 +143,12 @@ def collections(variables: Any) -> Variables:
     Raises:
       ValueError: no collections.
     """
-    if not isinstance(variables, dict) or not all(isinstance(value, dict) for value in variables.values()):
+    nested = isinstance(variables, dict) and all(isinstance(value, dict) for value in variables.values())
+    if not nested or (variables and "params" not in variables):
+        got = f"a dict with {sorted(variables)[:8]}" if nested else type(variables).__name__
         raise ValueError(
             f"Variables are Flax's collections, {{'params': {{...}}, ...}}, as jaxnas.init gives them; got "
-            f"{type(variables).__name__}."
-        )
-    if "params" not in variables and variables:
-        raise ValueError(
-            f"Variables are Flax's collections, {{'params': {{...}}, ...}}, as jaxnas.init gives them; got "
-            f"a dict with {sorted(variables)[:8]}. Parameters alone are given as {{'params': params}}."
+            f"{got}. Parameters alone are given as {{'params': params}}."
         )
     return {"params": {}, **nn.meta.unbox(variables)}
 
@@ -196,10 +182,9 @@ def _check_decisions(net: nn.Module, recorded: Annotations) -> None:
     ]
     if unseen:
         raise ValueError(
-            f"{type(net).__name__}: the decision{'s' if len(unseen) > 1 else ''} {', '.join(unseen[:8])} "
-            f"{'change' if len(unseen) > 1 else 'changes'} no parameter, no product and no choice of a "
-            "Mixture that jaxnas can see, so costs and extracted networks would be wrong. A mask made by "
-            "hand is not seen. Use the layers of jaxnas.elastic or a Mixture, declare parameters by "
+            f"{type(net).__name__}: no parameter, no product and no choice of a Mixture that jaxnas can see "
+            f"changes by {', '.join(unseen[:8])}: costs and extracted networks would be wrong. A mask made "
+            "by hand is not seen. Use the layers of jaxnas.elastic or a Mixture, declare parameters by "
             "jaxnas.elastic.parameter, say by jaxnas.elastic.record_choice that a decision is read which "
             "changes neither, or take the decision out of the space."
         )

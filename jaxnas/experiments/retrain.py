@@ -17,7 +17,8 @@ import numpy as np
 from absl import flags
 
 from jaxnas import executors, processes, report, runs
-from jaxnas.experiments import binary, retraining
+from jaxnas.experiments import binary
+from jaxnas.experiments import jobs as jobs_lib
 from jaxnas.experiments.configs import CONFIGS
 from jaxnas.report.result import NAME
 from jaxnas.training.progress import times_line
@@ -41,7 +42,7 @@ def main() -> int:
     jobs = [(binary.asked(), values.architecture, values.weights, seed) for seed in seeds]
     found = {}
     with binary.executor() as executor:
-        for number, returned in executors.as_completed(retraining.run, jobs, executor):
+        for number, returned in executors.as_completed(jobs_lib.retraining, jobs, executor):
             if returned is not None:
                 found[number] = returned
             elif executor is None:  # A signal to this process is meant for all that would follow.

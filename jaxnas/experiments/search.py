@@ -25,7 +25,7 @@ from typing import Any
 from absl import flags
 
 from jaxnas import executors, files, processes, report, runs, supernets, training
-from jaxnas.experiments import binary, retraining, trials
+from jaxnas.experiments import binary, jobs
 from jaxnas.experiments.config import Config, ConfigError
 from jaxnas.experiments.configs import CONFIGS
 from jaxnas.experiments.session import Session
@@ -78,7 +78,7 @@ def on_workers(executor: Executor | None, config: Config) -> dict[str, executors
     if values.supernet:
         raise ConfigError("--executor and --supernet do not go together: workers have the config's network.")
     job = binary.asked()
-    kinds = {"trials": trials.trial, "alone": trials.alone}
+    kinds = {"trials": jobs.trial, "alone": jobs.alone}
     return {kind: executors.Calls(function, executor, job) for kind, function in kinds.items()}
 
 
@@ -119,7 +119,7 @@ def main() -> int:
         runs.enter_ranking(result, task, net, variables, settings, lab)
         if config.pretrained and config.distill is not None:
             print(f"distilling the found network: {config.alone.steps:,} steps", flush=True)
-            if retraining.retrain(session, workdir, "found", "inherited") is None:
+            if jobs.retrain(session, workdir, "found", "inherited") is None:
                 print("stopped and saved; the same command resumes", flush=True)
                 return binary.STOPPED
             if processes.is_first():

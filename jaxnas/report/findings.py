@@ -302,6 +302,16 @@ def standard_error(
     return error if is_number(error) and examples == size else None
 
 
+def chance(run: Run, selection: SelectionOf) -> float | None:
+    """Standard error of the difference of two figures of the search role; None where it is not known.
+
+    Of accuracies, which are not stored, it is the largest that is possible: that of two shares of one half.
+    """
+    found, role = run.result.found, run.search_role
+    error = standard_error(run, role, found, 0.5, selection.examples or 0)
+    return None if error is None else math.sqrt(2) * error
+
+
 def latency_share(run: Run, other: str) -> float | None:
     """The found network's time as a part of another's; None if their quartiles overlap, or none was timed."""
     times = run.milliseconds

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 
 from jaxnas import runs, search, spaces, supernets, tasks
 from jaxnas.experiments import Config
-from jaxnas.experiments.configs.image_tasks import augmented_cifar10
 from jaxnas.training import Relaxed, Sandwich, Training, Uniform
 
 _DIGITS = supernets.ViT(
@@ -43,13 +42,7 @@ DIGITS_GUMBEL = dataclasses.replace(
     name="autoformer_digits_gumbel",
     about="The same space searched by Gumbel-softmax, with a penalty on parameters.",
     recipe=Relaxed(
-        order="first",
-        start=300,
-        every=2,
-        learning_rate=0.05,
-        cost="params",
-        cost_weight=0.5,
-        target=0.5,
+        order="first", start=300, every=2, learning_rate=0.05, cost="params", cost_weight=0.5, target=0.5
     ),
     search=runs.Search(runs.Sampling(samples=32, slack=0.2), most_share=0.6),
 )
@@ -99,7 +92,10 @@ FASHION_MNIST_SMALL = dataclasses.replace(
     ),
 )
 
-# ---- CIFAR-10.
+# ---- CIFAR-10, with the augmentation of AutoFormer's and DeiT's recipe, in the size of its images.
+
+_PLAIN = tasks.Images(data="cifar10", search_fraction=0.1, crop_padding=4, flip=True)
+AUGMENTED_CIFAR10 = dataclasses.replace(_PLAIN, randaugment=9, erase=0.25, mixup=0.8, cutmix=1.0)
 
 _CIFAR = supernets.ViT(
     spaces.vit(embed_dim=(192, 224, 256), depth=(7, 8, 9), num_heads=(3, 4), mlp_ratio=(2.0, 3.0, 4.0)),
@@ -115,7 +111,7 @@ _CIFAR = supernets.ViT(
 CIFAR10 = Config(
     name="autoformer_cifar10",
     about="A vision transformer on CIFAR-10, by evolution: for a GPU.",
-    task=augmented_cifar10(),
+    task=AUGMENTED_CIFAR10,
     network=_CIFAR.clone(dtype=jnp.bfloat16),
     training=Training(
         steps=50_000,
@@ -140,7 +136,7 @@ CIFAR10_SMALL = dataclasses.replace(
     CIFAR10,
     name="autoformer_cifar10_small",
     about="The same with a small network and few steps: under 20 minutes on two cores.",
-    task=tasks.Images(data="cifar10", search_fraction=0.1, crop_padding=4, flip=True),
+    task=_PLAIN,
     network=_CIFAR_SMALL,
     training=dataclasses.replace(
         FASHION_MNIST.training, steps=1500, batch_size=64, steps_per_call=10, evaluate_every=500

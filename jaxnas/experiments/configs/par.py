@@ -106,12 +106,7 @@ WIKITEXT2_SMALL = Config(
         space=spaces.par(10),
         vocabulary=33_278,
         memory_length=128,
-        cutoffs=(
-            221,
-            2502,
-            7519,
-            16987,
-        ),  # by choose_cutoffs on the training text, as all below
+        cutoffs=(221, 2502, 7519, 16987),  # by choose_cutoffs on the training text, as all below
         pre_norm=True,
         init_std=0.05,
     ),

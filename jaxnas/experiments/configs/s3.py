@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from jaxnas import runs, search, spaces, supernets, tasks
 from jaxnas.experiments import Config
-from jaxnas.experiments.configs.image_tasks import augmented_cifar10
+from jaxnas.experiments.configs.autoformer import AUGMENTED_CIFAR10
 from jaxnas.search import ShiftRule
 from jaxnas.training import Training
 
@@ -91,7 +91,7 @@ CIFAR10 = dataclasses.replace(
     _CIFAR,
     name="s3_cifar10",
     about="The same with patches of 2 and wide layers: for a GPU.",
-    task=augmented_cifar10(),
+    task=AUGMENTED_CIFAR10,
     network=supernets.Swin(
         _WIDE,
         image_size=32,
