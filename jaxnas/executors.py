@@ -130,11 +130,7 @@ class _RayFuture(futures_lib.Future):
 
 
 def check_import(function: Callable[..., Any], executor: futures_lib.Executor) -> None:
-    """Checks that the workers of an executor can import a function, before any work is spent.
-
-    Raises:
-      ValueError: they cannot.
-    """
+    """Raises ValueError unless the workers of an executor can import a function, before any work is spent."""
     try:
         # Ray sends the functions of a script by value, and threads share them.
         if isinstance(executor, Ray | futures_lib.ThreadPoolExecutor):

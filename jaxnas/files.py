@@ -89,10 +89,6 @@ def is_remote(path: Path) -> bool:
 def write_bytes(path: Path, data: bytes) -> None:
     """Writes a file so that a reader sees the old one or the whole new one, never a part.
 
-    Args:
-      path: of the file, in a directory that exists.
-      data: its whole content.
-
     Raises:
       OSError: the directory cannot be written, or the disk is full; the old file is then untouched.
     """
@@ -225,15 +221,7 @@ def temporary_folder(path: Path) -> Iterator[pathlib.Path]:
 
 
 def commit_folder(folder: Path, path: Path) -> None:
-    """Moves a complete folder to its place by one rename, unless another process was first.
-
-    Args:
-      folder: with all its files, on the same disk; gone afterwards, or left where another was first.
-      path: where it is to be; the folder that it lies in is made if needed.
-
-    Raises:
-      OSError: it cannot be moved.
-    """
+    """Moves a complete folder to its place on the same disk by a rename, unless another process did."""
     path = pathlib.Path(path)
     for inner in pathlib.Path(folder).rglob("*"):
         fsync(inner)
@@ -284,8 +272,7 @@ def sha256(data: bytes | pathlib.Path) -> str:
 def digest(data: Any) -> str:
     """The first 16 hexadecimal digits of a SHA-256, which tell records of a run apart.
 
-    Args:
-      data: bytes, a file, or a pytree of arrays, numbers and texts, of which paths, dtypes and shapes count.
+    `data`: bytes, a file, or a pytree of arrays, numbers and texts, of which paths, dtypes and shapes count.
     """
     if isinstance(data, bytes | pathlib.Path):
         return sha256(data)[:16]
@@ -304,13 +291,10 @@ def digest(data: Any) -> str:
 
 
 def plain(value: Any) -> Any:
-    """Turns a value into what JSON can hold.
+    """Turns a value into what JSON can hold, or raises TypeError, naming the type.
 
     Tuples become lists, arrays and NumPy or JAX scalars become lists and numbers; NaN and the
     infinities, which JSON lacks, become None.
-
-    Raises:
-      TypeError: for anything else, naming the type.
     """
     if value is None or isinstance(value, (bool, str)):
         return value
@@ -354,11 +338,7 @@ def read_json(path: Path) -> Any:
 
 
 def parse_json(data: bytes, name: str) -> Any:
-    """The value of a JSON document; `name` says in a message what could not be read.
-
-    Raises:
-      ValueError: not JSON; the message says where it stops being JSON.
-    """
+    """The value of a JSON document; ValueError, beginning with `name`, says where it stops being JSON."""
     try:
         return json.loads(data.decode("utf-8"))
     except UnicodeDecodeError as error:
@@ -406,12 +386,8 @@ def _whole_lines(data: bytes) -> bytes:
 def read_lines(path: Path, keys: tuple[str, ...] = ()) -> list[dict[str, Any]]:
     """Reads a file of JSON lines; [] if there is none. A part of a line at the end is ignored.
 
-    Args:
-      path: of the file.
-      keys: that every record must have.
-
     Raises:
-      ValueError: a line is not a JSON object, or lacks a key; the message names file and line.
+      ValueError: a line is not a JSON object, or lacks one of the keys; the message names file and line.
     """
     path = as_path(path)
     if not path.exists():
@@ -444,13 +420,8 @@ _ABSENT = object()
 def diff(before: Mapping, after: Mapping, names: tuple[str, str] = ("checkpoint", "now")) -> list[str]:
     """Names what differs between two nested dictionaries, as JSON would hold them.
 
-    Args:
-      before: a dictionary of values and dictionaries.
-      after: the other one.
-      names: what to call the two.
-
     Returns:
-      Lines such as "training.steps: 3 (checkpoint) / 4 (now)"; empty if they are equal.
+      Lines such as "training.steps: 3 (checkpoint) / 4 (now)", with the names of the two.
     """
     first, second = _flat(plain(before)), _flat(plain(after))
     pairs = {key: (first.get(key, _ABSENT), second.get(key, _ABSENT)) for key in first | second}

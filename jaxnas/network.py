@@ -38,8 +38,7 @@ def check_contract(net: Any) -> None:
     """Checks that a network has a space, takes an architecture and `train`, and computes in floating point.
 
     Raises:
-      TypeError: it is no Flax module, its call takes other arguments, or its field `dtype` or `param_dtype`
-        is no floating type; the message says which.
+      TypeError: it is no Flax module, its call takes others, or its `dtype` or `param_dtype` is none.
     """
     name = type(net).__name__
     for field in ("dtype", "param_dtype"):
@@ -115,19 +114,7 @@ def initial(net: nn.Module, key: jax.Array, inputs: Any) -> Variables:
 
 
 def check_variables(net: nn.Module, variables: Any, inputs: Any) -> Variables:
-    """Compares the names and shapes of variables with those of the network's own.
-
-    Args:
-      net: the network.
-      variables: by collection.
-      inputs: see `jaxnas.init`; the batch size does not matter.
-
-    Returns:
-      The variables without boxes.
-
-    Raises:
-      ValueError: variables of another network, or no collections; the message names the arrays.
-    """
+    """The variables without boxes, if names and shapes are those of the network's own; else ValueError."""
     variables = collections(variables)
     check_tensors(
         flatten(jax.eval_shape(lambda x: x, variables)),
@@ -138,11 +125,7 @@ def check_variables(net: nn.Module, variables: Any, inputs: Any) -> Variables:
 
 
 def collections(variables: Any) -> Variables:
-    """The variables without boxes; refuses parameters alone.
-
-    Raises:
-      ValueError: no collections.
-    """
+    """The variables without boxes; ValueError for parameters alone, or no collections."""
     nested = isinstance(variables, dict) and all(isinstance(value, dict) for value in variables.values())
     if not nested or (variables and "params" not in variables):
         got = f"a dict with {sorted(variables)[:8]}" if nested else type(variables).__name__

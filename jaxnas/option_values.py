@@ -31,12 +31,7 @@ def to_dict(
 def indices(
     choices: Mapping[str, Choice], values: Mapping[str, Any]
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """The index of each element, 0 where no value is given; and where one is given, bool.
-
-    Raises:
-      TypeError: the values are not a dict.
-      ValueError: an unknown name or option, or a list of another length.
-    """
+    """The index of each element, 0 where no value is given; and where one is given, bool."""
     if not isinstance(values, Mapping):
         raise TypeError(
             f"architecture: expected a dict of option values with the names {list(choices)}, got {values!r}."
@@ -83,11 +78,7 @@ def check_complete(
     given: Mapping[str, np.ndarray],
     active: Mapping[str, Any],
 ) -> None:
-    """Checks that every active element has a value.
-
-    Raises:
-      ValueError: one has none, or a list is longer than the depth and is not padded to its full length.
-    """
+    """Raises ValueError for an active element without a value, or a list that is neither cut nor full."""
     for name, choice in choices.items():
         mask = np.asarray(active[name])
         missing = np.argwhere(mask & ~given[name])
@@ -110,17 +101,9 @@ def check_complete(
 def check_shapes(
     choices: Mapping[str, Choice], arch: Mapping[str, Any], *, batched: bool = False, hard: bool = False
 ) -> None:
-    """Checks names, shapes and dtypes of an architecture, which may be traced.
+    """Checks names, shapes and dtypes of an architecture, which may be traced; TypeError or ValueError.
 
-    Args:
-      choices: of the space.
-      arch: that was given.
-      batched: whether it may have leading axes.
-      hard: whether it must be hard.
-
-    Raises:
-      TypeError: something else than a dict of arrays of integers or floats.
-      ValueError: other names or shapes.
+    `batched` allows leading axes, and `hard` refuses weights.
     """
     if not isinstance(arch, Mapping):
         raise TypeError(

@@ -142,11 +142,7 @@ class _Waiting:
 
 
 def check_shared(folder: pathlib.Path) -> None:
-    """Checks that all processes of a run see the folder that the first one has made.
-
-    Raises:
-      FileNotFoundError: in every process, if some do not; they are named.
-    """
+    """Raises FileNotFoundError in each process of a run unless all see the folder of the first one."""
     if jax.process_count() == 1:
         return
     nonce = int(multihost_utils.broadcast_one_to_all(np.uint32(secrets.randbits(32))))
@@ -184,11 +180,7 @@ def wait(what: str) -> None:
 
 
 def check_same(config: Mapping[str, Any]) -> None:
-    """Checks that all processes run the same config.
-
-    Raises:
-      ProcessesDisagree: in every process, if one has another; those name the fields that differ.
-    """
+    """Raises ProcessesDisagree, with the fields that differ, unless all processes run the same config."""
     if jax.process_count() == 1:
         return
     text = json.dumps(files.plain(config)).encode()

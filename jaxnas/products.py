@@ -132,13 +132,7 @@ def _size(equation: Any) -> Range:
 
 
 def taps(equation: Any, axis: int, size: int | None = None) -> int:
-    """How often the taps of a convolution's kernel are counted along a spatial axis.
-
-    Args:
-      equation: of the convolution.
-      axis: the spatial axis, from 0.
-      size: of the center of the kernel that is used; None for all of it.
-    """
+    """How often the taps of a convolution's kernel, or of a center of it, count along a spatial axis."""
     numbers, of = equation.params["dimension_numbers"], equation.params
     inputs, window = (x.aval.shape for x in equation.invars[:2])
     known, whole = inputs[numbers.lhs_spec[2 + axis]], window[numbers.rhs_spec[2 + axis]]

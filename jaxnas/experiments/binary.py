@@ -69,12 +69,9 @@ def define_executor_flags() -> None:
 
 
 def absolute(text: str, ending: str = "") -> str:
-    """A path of this machine from its root, since workers may stand in another folder.
+    """A path of this machine from its root; one in an object store stays as it is.
 
-    Args:
-      text: the path; one in an object store stays as it is.
-      ending: of the name of a file, which may be followed by a name in it, as in my_config.py:large. A text
-        without it is no path and stays as it is.
+    So does a text without the `ending` of a file, which may be followed by a name, as in my_config.py:large.
     """
     if files.is_remote(text) or not (text.endswith(ending) or f"{ending}:" in text):
         return text
@@ -86,9 +83,6 @@ def executor() -> Iterator[Executor | None]:
     """The executor that the flags ask for, which is shut down at the end; None for none.
 
     Processes end the jobs that they have begun first, which may take hours. So an error is logged at once.
-
-    Raises:
-      ConfigError: flags that do not go together, or Ray is not installed.
     """
     name, workers, gpus = flags.FLAGS.executor, flags.FLAGS.workers, flags.FLAGS.worker_gpus
     if name is None and workers is not None:
@@ -101,10 +95,9 @@ def executor() -> Iterator[Executor | None]:
     if jax.process_count() > 1:
         raise ConfigError(f"--executor={name} is for one process: leave out --distributed and --coordinator")
     try:
-        if name == "ray":
-            made = executors.Ray(workers, num_gpus=gpus)
-        else:
-            made = executors.processes(workers or os.cpu_count() or 1)
+        ray = name == "ray"
+        count = os.cpu_count() or 1
+        made = executors.Ray(workers, num_gpus=gpus) if ray else executors.processes(workers or count)
     except ImportError as error:
         raise ConfigError(f"--executor={name}: {error}") from error
     try:
@@ -255,9 +248,6 @@ def read_config(
       trains: whether the binary saves a training when SIGTERM asks it to stop. Others end at once.
       begins: whether the binary trains a supernet. Others go by the --config and --set of that training,
         which the workdir has, and by their own --set after these.
-
-    Raises:
-      ConfigError: a flag is missing or wrong.
     """
     values = flags.FLAGS
     if values.distributed or (values.coordinator, values.processes, values.process) != (None, None, None):
@@ -278,11 +268,7 @@ def read_config(
 
 
 def take_stored(path: pathlib.Path) -> None:
-    """Puts --config and --set of a training before what the flags say, where these are of that config.
-
-    Raises:
-      ValueError: the file is damaged.
-    """
+    """Puts --config and --set of a training before what the flags say, where these are of that config."""
     values, stored = flags.FLAGS, files.read_json(path) if path.is_file() else {}
     config = stored.get(CONFIG) if isinstance(stored, dict) else None
     if config is not None and values.config in (None, config):
@@ -302,15 +288,7 @@ def chosen_config(registry: Mapping[str, Config]) -> Config:
 
 
 def bring_to_life(config: Config, workdir: pathlib.Path | None = None) -> Session:
-    """Loads the data of a config from where the flags say.
-
-    Args:
-      config: of the run.
-      workdir: of a trained supernet, whose space may have evolved; None before.
-
-    Raises:
-      FileNotFoundError: the space is to evolve, and has not come to its end.
-    """
+    """A config with its data, and with the space that its training in a workdir came to, if one is given."""
     session = make_session(config, flags.FLAGS.data_dir)
     return session if workdir is None else session.evolved(workdir)
 
@@ -325,7 +303,5 @@ def asked() -> Asked:
 def store(config: Config, workdir: pathlib.Path, *, ran: bool) -> None:
     """Writes config.json; before a config `ran` only where there is none, since it may be refused."""
     path = workdir / CONFIG_FILE
-    if not processes.is_first():
-        return
-    if ran or not path.exists():
+    if processes.is_first() and (ran or not path.exists()):
         files.write_json(path, described(config))

@@ -51,7 +51,7 @@ from jaxnas.experiments.config import ConfigError
 from jaxnas.experiments.searches import Searches
 from jaxnas.report import comparison, words
 from jaxnas.report import write as write_page
-from jaxnas.tabular.anytime import anytime, at_seconds, spent_seconds
+from jaxnas.tabular.anytime import Anytime, anytime, at_seconds, spent_seconds
 from jaxnas.training.progress import Clock, Progress, times_line
 from jaxnas.training.workdir import open_workdir
 
@@ -91,11 +91,10 @@ def run_searches(
     executor: Executor | None,
     clock: Clock,
 ) -> dict[str, list[dict[str, np.ndarray]]]:
-    """All searches of all strategies, chunk by chunk, each kept as soon as it is done.
+    """All searches of all strategies, chunk by chunk, each kept in its folder as soon as it is done.
 
     Args:
-      every: what the searches of each strategy are.
-      folders: where the chunks of each strategy are kept.
+      every, folders: the searches of each strategy, and where their chunks are kept.
       executor: where they run; None for here, one after another.
       clock: counts the time of "search", and of "checkpoint": of reading and writing what is kept.
 
@@ -136,11 +135,7 @@ def read_part(
 ) -> dict[str, np.ndarray] | None:
     """The searches of a chunk that are done; None, with a warning, where they must be run again.
 
-    Args:
-      path: of the chunk.
-      searches: how many it has.
-      names: of the arrays that it has.
-      source: the digest of the strategy's code.
+    `names` are those of its arrays, and `source` is the digest of the strategy's code.
     """
     if not path.exists():
         return None
@@ -159,20 +154,14 @@ def read_part(
 
 
 @dataclasses.dataclass(frozen=True)
-class Curves:
-    """The results of a strategy along the axis of the comparison; S = searches, T = points.
+class Curves(Anytime):
+    """The results of a strategy along the axis of the comparison.
 
     Attributes:
-      found, reported: of the incumbent, after each evaluation or second; float [S, T'].
-      spent: simulated seconds after each evaluation, None if the axis is evaluations; [S, T'].
-      networks, to_best: see `Anytime`; at the end of each search, [S].
+      spent: simulated seconds after each evaluation, None if the axis is evaluations; [S, N].
     """
 
-    found: np.ndarray
-    reported: np.ndarray
     spent: np.ndarray | None
-    networks: np.ndarray
-    to_best: np.ndarray
 
     def at(self, name: str, points: np.ndarray) -> np.ndarray:
         """A curve at so many evaluations or seconds, float32 [S, points]."""
@@ -193,8 +182,7 @@ def curves_of(
     """The curves of one strategy; of one with fidelities those of its full evaluations.
 
     Args:
-      table: that was searched.
-      strategy: of the searches.
+      table, strategy: that was searched, and by what.
       ran: the arrays of all its searches, as `searches.run` gives them chunk by chunk.
       end: the budget in seconds, None where evaluations count; what ends after it was not found.
       metric, report: what the strategies saw, and what is reported.
@@ -210,16 +198,11 @@ def curves_of(
     if end is not None and spent is not None:
         late = spent > end
         codes, scores = np.where(late[..., None], -1, codes), np.where(late, np.nan, scores)
-    curves = anytime(table, codes, scores, metric, report)
-    return Curves(curves.found, curves.reported, spent, curves.queried[:, -1], curves.to_best)
+    return Curves(**vars(anytime(table, codes, scores, metric, report)), spent=spent)
 
 
 def first_point(every: dict[str, Curves], end: float) -> float:
-    """The evaluations or seconds after which every search has an incumbent.
-
-    Raises:
-      ValueError: a search has none within the budget `end`.
-    """
+    """The evaluations or seconds after which all searches have an incumbent; ValueError if after `end`."""
     firsts = []
     for name, curves in every.items():
         spent = np.arange(1, curves.reported.shape[1] + 1) if curves.spent is None else curves.spent
@@ -236,11 +219,7 @@ def first_point(every: dict[str, Curves], end: float) -> float:
 
 
 def marks_of(texts: list[str], evaluations: int) -> np.ndarray:
-    """The numbers of --at.
-
-    Raises:
-      ValueError: something else than numbers within the budget.
-    """
+    """The numbers of --at; ValueError for something else than numbers within the budget."""
     try:
         marks = np.asarray([float(text) for text in texts])
     except ValueError:
@@ -292,7 +271,7 @@ def summarize(
         "reported": band(reported),
         "final": {**(spread(reported[:, -1]) or {}), "found_mean": float(np.mean(found[:, -1]))},
         "at": {text: spread(column) for text, column in zip(_AT.value, marked.T, strict=True)},
-        "networks": float(np.mean(curves.networks)),
+        "networks": float(np.mean(curves.queried[:, -1])),
         "reached_best": float(np.mean(reached)),
         "median_queries_to_best": median if np.isfinite(median) else None,
         "mean_queries_of_successes": float(np.mean(curves.to_best[reached])) if reached.any() else None,
@@ -343,11 +322,7 @@ def _aligned(table: dict[str, Any]) -> list[str]:
 
 
 def check_reach(name: str, strategy: Any, table: tabular.Table) -> None:
-    """Checks that a strategy that asks for any architecture meets some that the table has.
-
-    Raises:
-      ValueError: it would hardly meet any in all its evaluations.
-    """
+    """Raises ValueError for a strategy that would hardly meet any architecture that the table has."""
     share = len(table) / table.space.cardinality
     if table.pool and strategy.pool is None and share * strategy.evaluations < 1:
         raise ValueError(
@@ -359,22 +334,18 @@ def check_reach(name: str, strategy: Any, table: tabular.Table) -> None:
 
 def check_same(workdir: pathlib.Path, settings: dict[str, Any]) -> None:
     """Refuses a workdir of another comparison or run; writes down which one this is."""
-    path = workdir / "settings.json"
+    path, wrong = workdir / "settings.json", ""
     if path.exists():
         before = files.read_json(path)
         if not isinstance(before, dict):
-            raise ValueError(f"{path} holds no settings of a comparison. Choose another workdir.")
-        changed = files.diff(before, settings, names=("there", "now"))
-        if changed:
-            raise ValueError(
-                f"{workdir} holds a comparison with other settings: {'; '.join(changed)}. "
-                "Choose another workdir."
-            )
+            wrong = f"{path} holds no settings of a comparison"
+        elif changed := files.diff(before, settings, names=("there", "now")):
+            wrong = f"{workdir} holds a comparison with other settings: {'; '.join(changed)}"
     elif others := [name for name in ("result.json", "checkpoints") if (workdir / name).exists()]:
-        raise ValueError(
-            f"{workdir} has {' and '.join(others)} of another run, whose report and times would be lost. "
-            "Choose another workdir."
-        )
+        has = " and ".join(others)
+        wrong = f"{workdir} has {has} of another run, whose report and times would be lost"
+    if wrong:
+        raise ValueError(f"{wrong}. Choose another workdir.")
     files.write_json(path, settings)
 
 

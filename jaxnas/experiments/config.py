@@ -156,15 +156,7 @@ def find(registry: Mapping[str, Config], name: str) -> Config:
 
 
 def by_name(configs: Any, what: str) -> dict[str, Config]:
-    """Several configs by their names, or by those that a dict gives them.
-
-    Args:
-      configs: a tuple, a list or a dict of them.
-      what: the beginning of an error.
-
-    Raises:
-      ConfigError: something else, or two of one name.
-    """
+    """Several configs, a tuple, a list or a dict, by name; `what` is the beginning of an error."""
     if isinstance(configs, Config):
         configs = (configs,)
     named = isinstance(configs, Mapping)
@@ -186,9 +178,6 @@ def override(config: Config, assignments: Sequence[str]) -> Config:
     Args:
       config: with dataclasses and Flax modules as fields.
       assignments: such as "seed=3", "training.steps=300", "network.space=par(6)", "search.limit=none".
-
-    Returns:
-      A new config; `config` is unchanged.
 
     Raises:
       ConfigError: not of the form name=value, an unknown field, or a value of another type.
@@ -302,13 +291,7 @@ def _show(value: Any) -> str:
 
 
 def _near(name: str, names: Iterable[str], separator: str) -> str:
-    """The end of a sentence about an unknown name: the nearest, as a whole or by a part of it.
-
-    Args:
-      name: that is not known.
-      names: that are.
-      separator: between their parts; "steps" is near "training.steps".
-    """
+    """The end of a sentence about an unknown name: the nearest ones, as a whole or by a part of them."""
 
     def likeness(full: str) -> float:
         parts = (full, *full.split(separator))

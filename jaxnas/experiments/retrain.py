@@ -25,11 +25,7 @@ from jaxnas.training.progress import times_line
 
 
 def seeds_of(texts: list[str]) -> list[int]:
-    """The seeds of --seeds.
-
-    Raises:
-      ValueError: something else than different numbers of at least 0.
-    """
+    """The seeds of --seeds; ValueError for something else than different numbers of at least 0."""
     if not all(text.isdecimal() for text in texts) or len({*map(int, texts)}) < len(texts):
         raise ValueError(f"--seeds={','.join(texts)}: expected different whole numbers, such as 0,1,2.")
     return [int(text) for text in texts]

@@ -35,12 +35,7 @@ from jaxnas.training.progress import times_line
 
 
 def converted(session: Session, path: str, workdir: pathlib.Path) -> tuple[Session, Any]:
-    """The session and variables of an official AutoFormer supernet in place of a trained one.
-
-    Raises:
-      ConfigError: another network than a vision transformer, a search that needs more than weights, or a
-        workdir of another supernet.
-    """
+    """The session and variables of an official AutoFormer supernet in place of a trained one."""
     net, method = session.net, session.config.search.method
     if not isinstance(net, supernets.ViT):
         raise ConfigError(f"--supernet is for a ViT, and the network is a {type(net).__name__}.")
@@ -61,11 +56,7 @@ def converted(session: Session, path: str, workdir: pathlib.Path) -> tuple[Sessi
 
 
 def on_workers(executor: Executor | None, config: Config) -> dict[str, executors.Calls]:
-    """Trainings alone on the workers of an executor, by kind; {} without an executor.
-
-    Raises:
-      ConfigError: the search trains nothing alone, or with weights that the workers do not have.
-    """
+    """Trainings alone on the workers of an executor, by kind; {} without an executor."""
     values, search = flags.FLAGS, config.search
     if executor is None:
         return {}

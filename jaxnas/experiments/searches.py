@@ -55,12 +55,7 @@ class Searches:
 
 
 def run(searches: Searches, first: int, size: int) -> dict[str, np.ndarray]:
-    """Runs searches at once.
-
-    Args:
-      searches: what they have in common.
-      first: the seed of the first one; the others follow.
-      size: how many there are.
+    """Runs `size` searches at once, the first of them with the seed `first`.
 
     Returns:
       codes int32 [S, N, L], scores float32 [S, N], seconds float64 without compiling, and the source; of a
@@ -126,11 +121,7 @@ def evaluator(table: tabular.Table, metric: str) -> Any:
 
 
 def fidelity_evaluator(table: tabular.Table, metric: str) -> Any:
-    """From a batch of architectures and a fidelity to scores, higher is better, and seconds.
-
-    Raises:
-      ValueError: the table has no fidelities of this metric.
-    """
+    """From a batch of architectures and a fidelity to scores, higher is better, and seconds."""
     names = strategies_lib.fidelities_of(table, metric)
     scores = [evaluator(table, name) for name, _ in names]
     seconds = [jax.vmap(table.metric(name)) for _, name in names]
@@ -153,10 +144,7 @@ def build(make: strategies_lib.Make, name: str, table: tabular.Table, evaluation
 
 
 def source_of(make: strategies_lib.Make, strategy: Any) -> str:
-    """The SHA-256 of the code of a strategy: of the modules of its class and of the function that made it.
-
-    What these import is not looked at.
-    """
+    """The SHA-256 of the modules of a strategy's class and of what made it, without their imports."""
     texts = set()
     for one in (make, type(strategy)):
         try:
@@ -167,11 +155,7 @@ def source_of(make: strategies_lib.Make, strategy: Any) -> str:
 
 
 def check_codes(label: str, codes: np.ndarray) -> None:
-    """Refuses what only a mistake in a strategy gives; an unused row is -1 throughout, and stands last.
-
-    Raises:
-      ValueError: an architecture with an index of -1.
-    """
+    """Refuses what only a mistake in a strategy gives; an unused row is -1 throughout, and stands last."""
     used = np.any(codes >= 0, axis=-1)  # [searches, evaluations]
     last = used.shape[1] - np.argmax(used[:, ::-1], axis=1)
     among = np.arange(used.shape[1])[None, :] < (last * used.any(axis=1))[:, None]

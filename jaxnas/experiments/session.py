@@ -45,11 +45,7 @@ class Session:
     pretrained: Any = None
 
     def evolved(self, workdir: pathlib.Path) -> Session:
-        """The session with the network of the last space, if the config lets its space evolve.
-
-        Raises:
-          FileNotFoundError: the evolution has not come to its end.
-        """
+        """The session with the network of the last space, if the config lets its space evolve."""
         if self.config.evolution is None:
             return self
         spaces, turns = runs.read_spaces(workdir), self.config.evolution.turns
@@ -64,19 +60,13 @@ class Session:
     def costs(self, workdir: pathlib.Path) -> Cost:
         """Parameters and products of an architecture and, where the config asks for it, its latency.
 
-        Latency is measured once and kept in the workdir's latency.json, so a resumed search uses the same
-        table.
+        Latency is measured once and kept in latency.json, so a resumed search uses the same table.
         """
         config = self.config
         return runs.costs_with_latency(self.task, self.net, config.search.latency, workdir, config.measure)
 
     def trained(self, workdir: pathlib.Path) -> training.TrainState | None:
-        """The state at the end of the supernet's training; None if it came with its weights, and has none.
-
-        Raises:
-          FileNotFoundError: nothing was trained here, or not to the end.
-          ConfigMismatch: it was trained with another config.
-        """
+        """The state at the end of the supernet's training; None if it came with its weights, and has none."""
         config = self.config
         found = restore(self.task, self.net, config.training, config.recipe, workdir, seed=config.seed)
         if found is None and self.pretrained is not None:
@@ -99,12 +89,6 @@ class Session:
 
         Only how many examples an evaluation takes at a time may differ. A workdir without the result of a
         search takes any task.
-
-        Args:
-          workdir: of the search.
-
-        Raises:
-          ConfigError: the data are others, or a setting of the task is.
         """
         if not (workdir / result.NAME).is_file():
             return
@@ -127,10 +111,6 @@ class Session:
             one), or option values as JSON.
           workdir: of the search.
           costs: of architectures; latency counts where it is measured, else products.
-
-        Raises:
-          ConfigError: none of these.
-          FileNotFoundError: nothing was found yet.
         """
         space = self.net.space
         if text in ("smallest", "largest"):
@@ -186,13 +166,7 @@ def make_session(config: Config, data_dir: str | None) -> Session:
 
 @dataclasses.dataclass(frozen=True)
 class Asked:
-    """What the command line of a binary asks for, as plain values for jobs that run in any process.
-
-    Attributes:
-      config, assignments: the name of the config, and what --set replaces in it.
-      workdir: of the run.
-      data_dir: where the data are.
-    """
+    """What the command line of a binary asks for, as plain values for jobs that run in any process."""
 
     config: str
     assignments: tuple[str, ...]

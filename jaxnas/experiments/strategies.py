@@ -189,13 +189,7 @@ STRATEGIES: dict[str, Make] = {
 
 
 def find(name: str) -> Make:
-    """A strategy by its name here, or "module:function" of a user's own.
-
-    The function takes the table and the number of evaluations and returns a strategy.
-
-    Raises:
-      ValueError: no such strategy, module or function.
-    """
+    """What makes a strategy from a table and a number of evaluations: a name here, or module:function."""
     if ":" in name:
         return own_function("--strategies", name, "from (table, evaluations) to a strategy")
     if name not in STRATEGIES:

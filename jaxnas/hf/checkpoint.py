@@ -162,11 +162,7 @@ def family_of(values: Mapping[str, Any], where: Any) -> Any:
 def _check(
     folder: pathlib.Path, entries: Mapping[Any, names.Stored], shapes: Mapping[str, tuple[int, ...]]
 ) -> None:
-    """Compares the tensors of files with those of the config.
-
-    Raises:
-      ValueError: names all that are missing, left over, or of another shape.
-    """
+    """Compares the tensors of files with those of the config; ValueError names all that differ."""
     shaped = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.float32)
     expected: dict[Path, Any] = {(one.name,): shaped(one.stored_shape) for one in entries.values()}
     given: dict[Path, Any] = {(name,): shaped(shape) for name, shape in shapes.items()}
@@ -274,11 +270,7 @@ def _uniform(module: Module) -> Module:
 
 
 def _without_empty_layers(module: Module, params: dict) -> tuple[Module, dict, list[str]]:
-    """The module without the layers that have neither attention nor MLP.
-
-    Raises:
-      ValueError: no layer is left.
-    """
+    """The module without the layers that have neither attention nor MLP; ValueError if no layer is left."""
     sizes = _sizes(module)
     first, hidden = next(iter(sizes.values())), sizes["hidden"]
     kept = [i for i, (a, f) in enumerate(zip(first, hidden, strict=True)) if a or f]

@@ -47,11 +47,7 @@ class Tensors:
                 raise ValueError(f"{path} is no safetensors file, or it is damaged: {error}.") from error
 
     def read(self, name: str) -> np.ndarray:
-        """One tensor.
-
-        Raises:
-          ValueError: it has another dtype than float32, float16 or bfloat16, as quantized weights have.
-        """
+        """One tensor; ValueError for another dtype than float32, float16 and bfloat16."""
         try:
             found = self._file_of[name].get_tensor(name)
         except (safetensors.SafetensorError, TypeError, AttributeError) as error:

@@ -201,9 +201,7 @@ def _check_probabilities(line: Record, choices: Mapping[str, Any], where: str) -
 class Group(NamedTuple):
     """A network with the weights of the search, or trainings of one alone that differ in the seed.
 
-    Attributes:
-      name: of the network; "found before" if another one was found since.
-      members: the trainings; the folder of a network with the weights of the search is "".
+    Its name is "found before" if another one was found since; the folder of one of the search is "".
     """
 
     name: str
@@ -266,10 +264,7 @@ def _order(run: Run, value: float | None) -> float:
 
 
 def final(run: Run) -> Group:
-    """Of whom the figures of the found architecture are.
-
-    That is the best group of its trainings alone; without any, the network with the weights of the search.
-    """
+    """Of whom the figures of the found architecture are: the best group of its trainings alone, or itself."""
     own, *others = groups(run)
     for one in others:
         alone = one.members[0].folder and one.network.architecture == own.network.architecture
