@@ -133,11 +133,7 @@ class _Calls:
 
 
 def annotations(net: nn.Module, inputs: Any) -> Annotations:
-    """Traces a network by shape, without computing anything.
-
-    Args:
-      net: with a `space`.
-      inputs: see `jaxnas.inputs.specification`; the size of the batch doesn't matter.
+    """Traces a network by shape, without computing anything; for `inputs` see `jaxnas.inputs.specification`.
 
     Raises:
       ValueError: inputs that the network cannot be called with; products that cannot be counted.

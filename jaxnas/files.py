@@ -40,10 +40,7 @@ _STORE = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
 
 
 def as_path(path: Path) -> pathlib.Path:
-    """The path of a file or a folder, on this machine or in an object store.
-
-    Args:
-      path: on this machine, where ~ is the home folder, or gs://bucket/folder.
+    """The path of a file or a folder, on this machine, where ~ is the home folder, or gs://bucket/folder.
 
     Returns:
       A path of `pathlib`. In an object store it is one of `etils.epath`, with those methods of `pathlib`
@@ -354,9 +351,7 @@ def parse_json(data: bytes, name: str) -> Any:
 
 
 def append_lines(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
-    """Appends records to a file of JSON lines and puts them safely on disk.
-
-    Without any records it makes an empty file, if there is none.
+    """Appends records to a file of JSON lines, which is made if there is none, and puts them safely on disk.
 
     A process killed meanwhile leaves at most a part of the last line, which `read_lines` ignores; it is cut
     off before records are appended. In an object store the whole file is written anew.

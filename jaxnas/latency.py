@@ -90,12 +90,7 @@ class LatencyTable:
 
 
 def load(path: str | os.PathLike) -> LatencyTable:
-    """Reads a table.
-
-    Raises:
-      FileNotFoundError: no such file.
-      ValueError: not such a file; the message says what is wrong.
-    """
+    """Reads a table; FileNotFoundError, or ValueError for another file."""
     record = files.read_json(path)
     try:
         if not isinstance(record, dict):

@@ -79,11 +79,8 @@ def _check_dtype(name: str, field: str, dtype: Any) -> None:
 def annotated(net: nn.Module, inputs: Any) -> Annotations:
     """The annotations of a network that keeps the contract; `jaxnas.testing.check_network` proves them.
 
-    The network is traced by shape once: the next call with the same network and inputs costs nothing.
-
-    Args:
-      net: the network.
-      inputs: see `specification`; the batch size does not matter.
+    The network is traced by shape once: the next call with the same network and inputs costs nothing. The
+    batch size of `inputs` does not matter; see `specification`.
 
     Raises:
       TypeError: a network that does not keep the contract.

@@ -137,7 +137,7 @@ def check_shapes(
 
 
 def check_indices(choices: Mapping[str, Choice], arch: Mapping[str, Any]) -> None:
-    """Checks the indices and weights of an architecture, but for those that are traced; raises ValueError."""
+    """Checks indices and weights of an architecture, but for those that are traced; raises ValueError."""
     for name, choice in choices.items():
         if isinstance(arch[name], jax.core.Tracer):
             continue

@@ -187,11 +187,10 @@ def check_same(config: Mapping[str, Any]) -> None:
     size = int(np.max(multihost_utils.process_allgather(np.int64(len(text)))))
     padded = np.frombuffer(text.ljust(size), np.uint8)  # [size]
     configs = [json.loads(bytes(row)) for row in np.asarray(multihost_utils.process_allgather(padded))]
-    differing = [
-        f"process {number}: {', '.join(files.diff(configs[0], other, ('process 0', f'process {number}')))}"
-        for number, other in enumerate(configs)
-        if other != configs[0]
-    ]
+    differing = []
+    for number, other in enumerate(configs):
+        if lines := files.diff(configs[0], other, ("process 0", f"process {number}")):
+            differing.append(f"process {number}: {', '.join(lines)}")
     if differing:
         raise ProcessesDisagree(
             f"The processes of a run need one config, and they have others: {'; '.join(differing)}. Start "

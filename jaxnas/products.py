@@ -36,16 +36,11 @@ NOTHING = Range(0, 0)
 def count(
     jaxpr: Any, group: Callable[[str], Hashable | None] = lambda scope: True, scope: str = ""
 ) -> dict[Any, Range]:
-    """Counts the products of a program.
-
-    Args:
-      jaxpr: of the program, as `jax.make_jaxpr(...)(...).jaxpr`.
-      group: from the named scopes around an equation, joined by "/", to a key that its products are
-        summed under; None leaves them out.
-      scope: the named scopes around the whole program.
+    """Counts the products of a program, as `jax.make_jaxpr(...)(...).jaxpr`, in the named scopes `scope`.
 
     Returns:
-      The number of multiply-accumulates by key.
+      The multiply-accumulates by key: what `group` makes of the named scopes around an equation, joined by
+      "/"; None leaves its products out.
     """
     totals: dict[Any, Range] = {}
     for equation in jaxpr.eqns:

@@ -66,10 +66,8 @@ def retrain(
     """Trains an architecture alone, in root/retrained/<architecture>-<weights>-<seed>, and measures it.
 
     Args:
-      session: of the run.
-      root: the workdir of the search.
-      architecture: what is trained; see `Session.architecture`.
-      weights: what it starts from, "scratch" or "inherited".
+      session, root: of the run, and the workdir of its search.
+      architecture, weights: what is trained, see `Session.architecture`, and from "scratch" or "inherited".
       seed: of the retraining; None for the config's.
 
     Returns:

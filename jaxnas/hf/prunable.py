@@ -69,15 +69,7 @@ class PrunableNetwork(Supernet):
         return dataclasses.replace(found, costs=more)
 
     def save(self, folder: str | os.PathLike, variables: Any) -> tuple[str, ...]:
-        """Writes the checkpoint of one architecture; see `jaxnas.hf.save`.
-
-        Args:
-          folder: to write to.
-          variables: of the architecture.
-
-        Raises:
-          ValueError: a network of several architectures, or other variables.
-        """
+        """Writes the checkpoint of one architecture, with its variables; see `jaxnas.hf.save`."""
         if self.space.cardinality > 1:
             raise ValueError(
                 f"save: the network has {self.space.cardinality:,} architectures; extract one, by "
@@ -142,8 +134,7 @@ class Prunable:
           The supernet and the variables of all of it.
 
         Raises:
-          ValueError: what `load` refuses; a tokenizer that is not the checkpoint's; fewer training data than
-            the calibration takes.
+          ValueError: what `load` refuses; a tokenizer that is not the checkpoint's; too few training data.
         """
         module, variables, config = checkpoint.load(self._named(), self.dtype, mesh)
         inputs_lib.check_data(task, config)

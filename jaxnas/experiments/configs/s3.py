@@ -17,11 +17,8 @@ from jaxnas.training import Training
 def rules(maps: tuple[int, ...], heads: tuple[int, ...], multiple: int, deepest: int) -> dict[str, Any]:
     """How the choices of each stage may move.
 
-    Args:
-      maps: height and width of each stage's map, which its windows divide.
-      heads: legal numbers, all of which divide `multiple`.
-      multiple: of widths.
-      deepest: most blocks of a stage.
+    `maps` are height and width of each stage's map, which its windows divide; `heads` are legal numbers,
+    which divide `multiple`, as widths are multiples of it; `deepest` is the most blocks of a stage.
     """
     found = {}
     for stage, size in enumerate(maps, 1):
