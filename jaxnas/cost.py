@@ -80,7 +80,7 @@ def _merge(tables: tuple[Table, ...]) -> tuple[Table, ...]:
     return tuple(Table(names, counts, tuple(values.tolist())) for (names, counts), values in sums.items())
 
 
-def _exact(tables: tuple[Table, ...], arch: Arch) -> np.ndarray:
+def _exact(tables: tuple[Table, ...], arch: Arch) -> Any:
     host = {name: np.asarray(value) for name, value in arch.items()}
 
     def entry(table: Table) -> np.ndarray:

@@ -429,7 +429,7 @@ class Space:
         """
         self.check(arch)
         arch = self._host_canonical(self._hard(arch, batched=False))
-        kept = {}
+        kept: dict[str, list[tuple[Option, ...]]] = {}
         for name, rows in self._rows().items():
             indices = np.asarray(arch[name]).reshape(-1)
             kept[name] = [(row[int(k)],) for row, k in zip(rows, indices, strict=True)]

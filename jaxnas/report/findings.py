@@ -160,7 +160,9 @@ _METRICS = {"split": str, "step": (int, float)}
 _HISTORY = dict(strategy=str, index=int, score=(int, float, type(None)), architecture=(dict, type(None)))
 
 
-def _records(workdir: pathlib.Path, choices: Mapping[str, Any]) -> tuple[tuple[Record, ...], ...]:
+def _records(
+    workdir: pathlib.Path, choices: Mapping[str, Any]
+) -> tuple[tuple[Record, ...], tuple[Record, ...]]:
     """The records of a run of a space with these choices: the metrics and the history of `Run`."""
     history = _lines(workdir / "search" / "history.jsonl", _HISTORY)
     metrics = _lines(path := workdir / "metrics.jsonl", _METRICS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Literal
 
 from jaxnas import data, runs, search, spaces, supernets, tasks
@@ -11,6 +12,7 @@ from jaxnas.space import Space
 from jaxnas.training import Relaxed, Training
 
 Pool = Literal["cora", "citeseer"]
+_text = functools.partial(tasks.Text, label_smoothing=0.0)
 
 # ---- DARTFormer: one layer of the average of all mechanisms, then the strongest of them.
 
@@ -30,7 +32,7 @@ _ALONE = {name: {"mechanism": name} for name in spaces.DARTFORMER}
 DARTFORMER_LISTOPS = Config(
     name="dartformer_listops",
     about="Mechanisms of attention on ListOps as Long Range Arena has it: for a GPU.",
-    task=tasks.Text(data=data.ListOps(), label_smoothing=0.0, evaluation_batch_size=64),
+    task=_text(data=data.ListOps(), evaluation_batch_size=64),
     network=_LISTOPS,
     training=Training(
         steps=5000,
@@ -75,7 +77,7 @@ DARTFORMER_LISTOPS_SMALL = dataclasses.replace(
     DARTFORMER_LISTOPS,
     name="dartformer_listops_small",
     about="The same with up to 200 symbols and a small network: some minutes on two cores.",
-    task=tasks.Text(data=_SHORT, label_smoothing=0.0, evaluation_batch_size=200),
+    task=_text(data=_SHORT, evaluation_batch_size=200),
     network=_LISTOPS_SMALL,
     training=Training(
         steps=3000, batch_size=32, learning_rate=1e-3, warmup_steps=200, weight_decay=0.1, evaluate_every=500
@@ -88,7 +90,7 @@ DARTFORMER_HEADS_SMALL = dataclasses.replace(
     DARTFORMER_LISTOPS_SMALL,
     name="dartformer_heads_small",
     about="The same with a mechanism for each of two heads: the weakest of 18 blocks go one by one.",
-    task=dataclasses.replace(DARTFORMER_LISTOPS_SMALL.task, data=dataclasses.replace(_SHORT, max_length=100)),
+    task=_text(data=dataclasses.replace(_SHORT, max_length=100), evaluation_batch_size=200),
     network=_LISTOPS_SMALL.clone(space=spaces.dartformer(heads=2), num_heads=2, max_length=100),
     training=dataclasses.replace(DARTFORMER_LISTOPS_SMALL.training, steps=1000),
     search=runs.Search(runs.Pruning(tune_steps=10), limit=4),
@@ -101,9 +103,7 @@ DARTFORMER_IMDB = dataclasses.replace(
     DARTFORMER_LISTOPS,
     name="dartformer_imdb",
     about="Mechanisms of attention on the bytes of film reviews: for a GPU.",
-    task=tasks.Text(
-        data="imdb_reviews", tokens="bytes", length=1000, label_smoothing=0.0, evaluation_batch_size=64
-    ),
+    task=_text(data="imdb_reviews", tokens="bytes", length=1000, evaluation_batch_size=64),
     network=_IMDB,
     training=dataclasses.replace(DARTFORMER_LISTOPS.training, steps=20_000, warmup_steps=4000),
 )
@@ -112,7 +112,7 @@ DARTFORMER_IMDB_SMALL = dataclasses.replace(
     DARTFORMER_IMDB,
     name="dartformer_imdb_small",
     about="The same with 256 bytes of each review and a small network: a quarter of an hour on two cores.",
-    task=dataclasses.replace(DARTFORMER_IMDB.task, length=256, evaluation_batch_size=200),
+    task=_text(data="imdb_reviews", tokens="bytes", length=256, evaluation_batch_size=200),
     network=_LISTOPS_SMALL.clone(num_classes=2, vocabulary=256, max_length=256),
     training=dataclasses.replace(DARTFORMER_LISTOPS_SMALL.training, steps=1200),
     search=runs.Search(runs.Perturbation(), limit=10),
@@ -148,7 +148,7 @@ _SST_SMALL = supernets.AutoAttendText(
 AUTOATTEND_SST = Config(
     name="autoattend_sst",
     about="24 layers on the sentences and phrases of SST-5: for a GPU.",
-    task=tasks.Text(data="sst5", phrases=True, length=64, embeddings="glove6b_100d", label_smoothing=0.0),
+    task=_text(data="sst5", phrases=True, length=64, embeddings="glove6b_100d"),
     network=_SST,
     training=Training(
         steps=12_000,
@@ -170,7 +170,7 @@ AUTOATTEND_SST_SMALL = dataclasses.replace(
     AUTOATTEND_SST,
     name="autoattend_sst_small",
     about="3 narrow layers on SST-5: about a quarter of an hour on two cores.",
-    task=dataclasses.replace(AUTOATTEND_SST.task, length=None, lengths=(8, 20, 48), embeddings="glove6b_50d"),
+    task=_text(data="sst5", phrases=True, lengths=(8, 20, 48), embeddings="glove6b_50d"),
     network=_SST_SMALL,
     training=dataclasses.replace(AUTOATTEND_SST.training, steps=4000, batch_size=64, learning_rate=2e-3),
     search=runs.Search(runs.ByStrategy(_evolution(_SST_SMALL.space, 100, 4, 25))),
