@@ -47,6 +47,8 @@ DIGITS_GUMBEL = dataclasses.replace(
     search=runs.Search(runs.Sampling(samples=32, slack=0.2), most_share=0.6),
 )
 
+_FEW = search.Evolution(_FASHION.space, evaluations=60, population=20, parents=5, mutations=10, crossovers=10)
+
 # Kept short: the supernet is not converged after it.
 FASHION_MNIST = Config(
     name="autoformer_fashion_mnist",
@@ -61,14 +63,7 @@ FASHION_MNIST = Config(
         evaluate_every=1000,
         checkpoint_every=250,
     ),
-    search=runs.Search(
-        runs.ByStrategy(
-            search.Evolution(
-                _FASHION.space, evaluations=60, population=20, parents=5, mutations=10, crossovers=10
-            )
-        ),
-        most_share=0.6,
-    ),
+    search=runs.Search(runs.ByStrategy(_FEW), most_share=0.6),
 )
 
 _FASHION_SMALL = _FASHION.clone(space=spaces.fashion_mnist_small(), patch_size=7, max_relative_position=3)
@@ -142,12 +137,7 @@ CIFAR10_SMALL = dataclasses.replace(
         FASHION_MNIST.training, steps=1500, batch_size=64, steps_per_call=10, evaluate_every=500
     ),
     recipe=Uniform(),
-    search=dataclasses.replace(
-        FASHION_MNIST.search,
-        method=runs.ByStrategy(
-            dataclasses.replace(FASHION_MNIST.search.method.strategy, space=_CIFAR_SMALL.space)
-        ),
-    ),
+    search=runs.Search(runs.ByStrategy(dataclasses.replace(_FEW, space=_CIFAR_SMALL.space)), most_share=0.6),
 )
 
 # ---- ImageNet, as published: 500 epochs of batches of 1,024, of which 20 are a warm-up (the released code).
