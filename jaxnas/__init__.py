@@ -55,18 +55,7 @@ __all__ = [
 ]
 
 # Imported when they are first used: `import jaxnas` loads the library and not the laboratory.
-_LATER = (
-    "data",
-    "experiments",
-    "hf",
-    "predictors",
-    "report",
-    "runs",
-    "supernets",
-    "tabular",
-    "tasks",
-    "training",
-)
+_LATER = tuple("data experiments hf predictors report runs supernets tabular tasks training".split())
 
 
 def __getattr__(name: str) -> Any:
