@@ -72,19 +72,7 @@ __all__ = [
 
 # Imported when they are first used: `import jaxnas` loads the library and not the laboratory.
 _LATER = (
-    "data",
-    "experiments",
-    "hf",
-    "nnx",
-    "optuna",
-    "predictors",
-    "recipes",
-    "report",
-    "runs",
-    "supernets",
-    "tabular",
-    "tasks",
-    "training",
+    "data experiments hf nnx optuna predictors recipes report runs supernets tabular tasks training".split()
 )
 
 

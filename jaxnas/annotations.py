@@ -122,11 +122,9 @@ class _Calls:
             least, most = least - initial.least, most - initial.most
             if least != most:
                 unknown = ", ".join(sorted(products.opaque(jaxpr)))
-                where = (
-                    f"in {unknown}" if unknown and most == math.inf else "in a lax.cond or a lax.while_loop"
-                )
+                where = unknown if unknown and most == math.inf else "a lax.cond or a lax.while_loop"
                 raise ValueError(
-                    f"{'/'.join((name, *path))} has products {where}, and the traced program does not say "
+                    f"{'/'.join((name, *path))} has products in {where}, and the traced program does not say "
                     "how many of them run. Choose between blocks by jaxnas.elastic.Mixture, or say in that "
                     "module by jaxnas.elastic.record_macs how many multiply-accumulates it has."
                 )
@@ -135,11 +133,7 @@ class _Calls:
 
 
 def annotations(net: nn.Module, inputs: Any) -> Annotations:
-    """Traces a network by shape, without computing anything.
-
-    Args:
-      net: with a `space`.
-      inputs: see `jaxnas.inputs.specification`; the size of the batch doesn't matter.
+    """Traces a network by shape, without computing anything; for `inputs` see `jaxnas.inputs.specification`.
 
     Raises:
       ValueError: inputs that the network cannot be called with; products that cannot be counted.

@@ -39,17 +39,10 @@ _PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 TENSORS = "model.safetensors"
 DESCRIPTION = "subnet.json"
 PROGRAM = "model.stablehlo"
-FUNCTION = (
-    "apply.stablehlo"  # of a network without a class to make it anew: from variables and inputs to outputs
-)
+FUNCTION = "apply.stablehlo"  # of a network without a class: from variables and inputs to outputs
 PREPROCESSING = "preprocessing.json"  # how inputs are made; a run writes it beside the others
-_DTYPES = {
-    name: getattr(jnp, name)
-    for name in (
-        *("float32", "bfloat16", "float16", "float64"),
-        *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32"),
-    )
-}
+_NAMED = "float32 bfloat16 float16 float64 int8 int16 int32 int64 uint8 uint16 uint32"
+_DTYPES = {name: getattr(jnp, name) for name in _NAMED.split()}
 _TENSOR_DTYPES = {
     "BOOL": np.bool_,
     "BF16": jnp.bfloat16,
@@ -104,32 +97,22 @@ def save_subnet(
       TypeError: an `extra` that JSON cannot hold, or a network that does not keep the contract.
       FileExistsError: the folder holds other files too.
     """
-    network.check_contract(net)
-    _check_single(net.space)
     name = type(net).__name__
     if _ours().get(name, type(net)) is not type(net):
         raise ValueError(f"Rename the class {name}: it would be loaded as jaxnas.supernets.{name}.")
-    flat = flatten(network.collections(variables))
-    example = one_example(inputs)
-    _check(net, example, flat, "this network")
-    check_finite(flat, "this network")
-    check_calibrated(net, variables)
+    variables, flat = _checked(net, variables, inputs)
     tensors = {"/".join(p): np.array(leaf, order="C") for p, leaf in sorted(flat.items())}
     data = safetensors.numpy.save(tensors)
     written, function = {TENSORS: data}, {}
     if not isinstance(net, nn.Module | Declared):
-        shapes = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), network.collections(variables)
-        )
-        written[FUNCTION] = bytes(
-            _exported(net.apply, inputs, _PLATFORMS, name, {"params": {}, **shapes}).serialize()
-        )
+        shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), variables)
+        written[FUNCTION] = bytes(_exported(net.apply, inputs, _PLATFORMS, name, shapes).serialize())
         function = {"function": {"sha256": files.sha256(written[FUNCTION])}}
     description = {
         "format": FORMAT,
         "module": name,
         "architecture": net.space.to_dict(net.space.smallest()),
-        "inputs": _encode_inputs(example),
+        "inputs": _encode_inputs(one_example(inputs)),
         "fields": {key: _encode(key, getattr(net, key)) for key in _fields(net)},
         "tensors": {"bytes": len(data), "sha256": files.sha256(data)},
         **function,
@@ -199,7 +182,7 @@ def load_subnet(path: str | os.PathLike, module: Any = None) -> tuple[Any, Varia
         net = _network(folder, description, module)
         example = _decode_inputs(description["inputs"])
         _check_architecture(net, description["architecture"])
-        size, digest = _seal(description["tensors"])
+        size, digest = (description["tensors"][name] for name in ("bytes", "sha256"))
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         reason = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else error
         raise ValueError(f"{folder / DESCRIPTION} doesn't describe a subnet: {reason}") from error
@@ -245,18 +228,13 @@ def export_subnet(
       ValueError: a network with more than one architecture, an unknown platform, and variables that
         `save_subnet` refuses.
     """
-    network.check_contract(net)
-    _check_single(net.space)
     platforms = (platforms,) if isinstance(platforms, str) else tuple(platforms)
     if unknown := [name for name in platforms if name not in _PLATFORMS]:
         raise ValueError(
             f"export_subnet: unknown platform {unknown[0]!r}{nearest(unknown[0], _PLATFORMS) or '.'} "
             f"Known: {', '.join(_PLATFORMS)}."
         )
-    flat = flatten(variables := network.collections(variables))
-    _check(net, one_example(inputs), flat, "this network")
-    check_finite(flat, "this network")
-    check_calibrated(net, variables)
+    variables, _ = _checked(net, variables, inputs)
     constants = jax.tree.map(np.asarray, variables)
     exported = _exported(functools.partial(net.apply, constants), inputs, platforms, type(net).__name__)
     folder = files.as_path(path)
@@ -310,6 +288,17 @@ def _check_single(space: Space) -> None:
         )
 
 
+def _checked(net: nn.Module, variables: Any, inputs: Any) -> tuple[Variables, dict[tuple[str, ...], Any]]:
+    """The variables of a network of one architecture, by collection and by path; see `save_subnet`."""
+    network.check_contract(net)
+    _check_single(net.space)
+    flat = flatten(variables := network.collections(variables))
+    _check(net, one_example(inputs), flat, "this network")
+    check_finite(flat, "this network")
+    check_calibrated(net, variables)
+    return variables, flat
+
+
 def _check(net: nn.Module, example: Any, flat: dict[tuple[str, ...], Any], what: str) -> None:
     """Compares tensors with those of a network, by shape: nothing of its size is allocated."""
     name = type(net).__name__
@@ -320,12 +309,8 @@ def _check(net: nn.Module, example: Any, flat: dict[tuple[str, ...], Any], what:
             f"{name} cannot be made for the inputs {describe(example)}: {type(error).__name__}: {error}"
         ) from error
     check_tensors(flat, expected, what)
-    wrong = [
-        f"{'/'.join(p)} {x.dtype} instead of {expected[p].dtype}"
-        for p, x in sorted(flat.items())
-        if x.dtype != expected[p].dtype
-    ]
-    if wrong:
+    pairs = [("/".join(p), x.dtype, expected[p].dtype) for p, x in sorted(flat.items())]
+    if wrong := [f"{name} {own} instead of {other}" for name, own, other in pairs if own != other]:
         raise ValueError(f"The tensors of {what} have other types: {', '.join(wrong[:8])}.")
 
 
@@ -340,9 +325,7 @@ def _encode(field: str, value: Any) -> Any:
     """The value of a field as JSON; what JSON lacks is a dict of one key."""
     if isinstance(value, Space):
         return {"space": value.to_json()}
-    if value is None or isinstance(value, (bool, int, str)):
-        return value
-    if isinstance(value, float) and math.isfinite(value):
+    if value is None or isinstance(value, (bool, int, str)) or _is_finite(value):
         return value
     if isinstance(value, tuple):
         return [_encode(field, item) for item in value]
@@ -354,6 +337,10 @@ def _encode(field: str, value: Any) -> Any:
         "Fields of a saved network hold ints, finite floats, bools, strings, None, tuples of these, a space, "
         "or dtypes; give, say, the name of a function instead of the function."
     )
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, float) and math.isfinite(value)
 
 
 def _decode(value: Any) -> Any:
@@ -455,24 +442,14 @@ def _check_architecture(net: nn.Module, given: Any) -> None:
         raise ValueError(f"'architecture' is {given!r}, and the space of its fields has {own}.")
 
 
-def _seal(tensors: Any) -> tuple[Any, Any]:
-    """The number of bytes of the tensors' file, and their digest."""
-    if not isinstance(tensors, dict) or not tensors.keys() >= {"bytes", "sha256"}:
-        raise ValueError(f"'tensors' is {tensors!r}, expected their 'bytes' and 'sha256'.")
-    return tensors["bytes"], tensors["sha256"]
-
-
 def _read_description(path: pathlib.Path) -> dict[str, Any]:
     description = files.read_json(path)
-    if not isinstance(description, dict):
-        raise ValueError(
-            f"{path} doesn't describe a subnet: expected an object, found {type(description).__name__}."
-        )
-    if "format" not in description:
-        raise ValueError(f"{path} doesn't describe a subnet: 'format' is missing.")
-    version = description["format"]
+    version = description.get("format", "missing") if isinstance(description, dict) else None
     if type(version) is not int:
-        raise ValueError(f"{path} doesn't describe a subnet: 'format' is {version!r}, expected {FORMAT}.")
+        found = type(description).__name__ if version is None else f"the 'format' {version!r}"
+        raise ValueError(
+            f"{path} doesn't describe a subnet: expected an object of the 'format' {FORMAT}, found {found}."
+        )
     if version != FORMAT:
         other = "a newer jaxnas wrote it and can read it" if version > FORMAT else "save the network again"
         raise ValueError(f"{path} has format {version}, and this jaxnas reads format {FORMAT}: {other}.")

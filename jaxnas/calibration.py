@@ -108,11 +108,7 @@ def statistics_of(stored: dict[Path, Any]) -> set[Path]:
 
 
 def check_calibrated(net: nn.Module, variables: dict[str, Any]) -> None:
-    """Refuses batch statistics that all have their initial values, 0 and 1, which no data has given.
-
-    Raises:
-      ValueError: says how statistics are made.
-    """
+    """Raises ValueError for batch statistics that all have their initial values, which no data gave."""
     stored = flatten(nn.meta.unbox(variables.get(STATISTICS, {})))
     found = statistics_of(stored)
     if found and all(np.all(np.asarray(stored[path]) == (path[-1] == "var")) for path in found):

@@ -28,11 +28,10 @@ def check_counts(
       group: what a config calls the owner, as "training"; None for the name of its class.
 
     Raises:
-      ValueError: one of them is something else.
+      ValueError: one of them is something else; so of the other checks.
     """
     for name in names:
-        value = getattr(owner, name)
-        if value is None and none:
+        if (value := getattr(owner, name)) is None and none:
             continue
         if not _is_whole(value) or value < least or (most is not None and value > most):
             wanted = _expected("a whole number", {"of at least": least, "of at most": most}, none)
@@ -42,15 +41,7 @@ def check_counts(
 
 
 def check_increasing(owner: Any, name: str, *, group: str | None = None) -> None:
-    """Checks that a field is one count or more, each larger than the one before; see `check_counts`.
-
-    Args:
-      owner, group: see `check_counts`.
-      name: of the field, which becomes a tuple of plain ints.
-
-    Raises:
-      ValueError: it is something else.
-    """
+    """Checks that a field is a tuple of counts, each larger than the one before; see `check_counts`."""
     value = getattr(owner, name)
     whole = isinstance(value, tuple | list) and len(value) > 0 and all(map(_is_whole, value))
     if not whole or value[0] < 1 or any(b <= a for a, b in itertools.pairwise(value)):
@@ -69,62 +60,32 @@ def check_numbers(
     none: bool = False,
     group: str | None = None,
 ) -> None:
-    """Checks that fields are finite numbers within bounds; see `check_counts`.
-
-    Args:
-      owner, names, none, group: see `check_counts`.
-      least, above: the lower bound, which is itself allowed or not; None for no bound.
-      most, below: the upper bound, likewise.
-
-    Raises:
-      ValueError: one of them is something else.
-    """
+    """Checks that fields are finite numbers; `least` and `most` are allowed, `above` and `below` not."""
     for name in names:
-        value = getattr(owner, name)
-        if value is None and none:
+        if (value := getattr(owner, name)) is None and none:
             continue
+        number = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
+        limits = ((least, operator.ge), (above, operator.gt), (most, operator.le), (below, operator.lt))
         if not (
-            isinstance(value, int | float | np.integer | np.floating)
-            and not isinstance(value, bool)
+            number
             and math.isfinite(value)
-            and (least is None or value >= least)
-            and (above is None or value > above)
-            and (most is None or value <= most)
-            and (below is None or value < below)
+            and all(bound is None or holds(value, bound) for bound, holds in limits)
         ):
             bounds = {"of at least": least, "above": above, "of at most": most, "below": below}
-            infinite = isinstance(value, float | np.floating) and math.isinf(value)
+            infinite = number and math.isinf(value)
             wanted = _expected("a finite number" if infinite else "a number", bounds, none)
             raise ValueError(f"{_called(owner, name, group)} is {value!r}, expected {wanted}.")
 
 
 def check_flags(owner: str, **flags: Any) -> None:
-    """Checks that arguments are True or False; a string such as "no" would count as True.
-
-    Args:
-      owner: of the arguments, for the message.
-      flags: their values by name.
-
-    Raises:
-      ValueError: one of them is something else.
-    """
+    """Checks that the arguments of `owner` are True or False; a string such as "no" would count as True."""
     for name, value in flags.items():
         if not isinstance(value, bool | np.bool_):
             raise ValueError(f"{owner}: {name} is {value!r}, expected True or False.")
 
 
 def check_methods(owner: Any, name: str, methods: tuple[str, ...], example: str) -> None:
-    """Checks that a field is an object with some methods.
-
-    Args:
-      owner: a dataclass, in its `__post_init__`.
-      name: of the field.
-      methods: names of the methods.
-      example: of such an object, for the message.
-
-    Raises:
-      TypeError: the field is something else, or a class and not one of its instances.
-    """
+    """Raises TypeError for a field that is no object with these methods, with an example of one."""
     value = getattr(owner, name)
     if isinstance(value, type) or not all(callable(getattr(value, one, None)) for one in methods):
         raise TypeError(

@@ -15,13 +15,13 @@ _MOST = 10_000  # positions of a choice; a number of another kind, as of paramet
 
 def nearest(given: Any, known) -> str:
     """The end of a sentence about an unknown value: "; did you mean 'depth'?", or "." if none is near."""
-    known = list(known)
-    both = [x for x in known if isinstance(x, numbers.Real) and isinstance(given, numbers.Real)]
     by_text = {str(x): x for x in known}
-    close = difflib.get_close_matches(str(given), by_text, 1, 0.5)
-    if both:
-        return f"; did you mean {min(both, key=lambda x: abs(x - given))!r}?"
-    return f"; did you mean {by_text[close[0]]!r}?" if close else "."
+    near: list[Any] = [x for x in by_text.values() if isinstance(x, numbers.Real)]
+    if isinstance(given, numbers.Real) and near:
+        near = [min(near, key=lambda x: abs(x - given))]
+    else:
+        near = [by_text[x] for x in difflib.get_close_matches(str(given), by_text, 1, 0.5)]
+    return f"; did you mean {near[0]!r}?" if near else "."
 
 
 def plain_options(options) -> tuple[Option, ...]:
@@ -123,8 +123,8 @@ class Choice:
         """
         if self.condition is not None:
             raise ValueError(
-                f"when: this choice already depends on {self.condition[0]!r}; "
-                "let one of the two depend on the other instead."
+                f"when: this choice already depends on {self.condition[0]!r}; let one of the two depend on "
+                "the other instead."
             )
         return self.replace(condition=(name, plain_options(options)))
 
@@ -180,16 +180,14 @@ class Choice:
 
     def to_json(self) -> dict[str, Any]:
         """Returns a plain dict of this choice, which `from_json` reads."""
-        out: dict[str, Any] = {"options": list(self.options)}
-        if self.length is not None:
-            out["length"] = self.length
-        if self.active is not None:
-            out["active"] = self.active
-        if self.condition is not None:
-            out["when"] = [self.condition[0], list(self.condition[1])]
-        if self.per_position is not None:
-            out["per_position"] = [list(row) for row in self.per_position]
-        return out
+        out = {
+            "options": list(self.options),
+            "length": self.length,
+            "active": self.active,
+            "when": self.condition and [self.condition[0], list(self.condition[1])],
+            "per_position": self.per_position and [list(row) for row in self.per_position],
+        }
+        return {name: value for name, value in out.items() if value is not None}
 
     @staticmethod
     def from_json(values: Mapping[str, Any]) -> "Choice":
@@ -264,7 +262,7 @@ def check_parents(name: str, choice: Choice, choices: Mapping[str, Choice]) -> N
                 f"{kind.length}): the lengths must be equal."
             )
     if choice.per_position is not None and len(choice.per_position) != choice.length:
+        count = len(choice.per_position)
         raise ValueError(
-            f"Space: {name!r} has options for {len(choice.per_position)} positions, "
-            f"but is repeated {choice.length} times."
+            f"Space: {name!r} has options for {count} positions, but is repeated {choice.length} times."
         )

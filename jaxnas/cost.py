@@ -58,17 +58,14 @@ def table_cost(tables: dict[str, tuple[Table, ...]], space: Space) -> Cost:
     tables = {name: _merge(entries) for name, entries in tables.items()}
 
     def costs(arch: Arch) -> dict[str, Any]:
-        leaves = list(arch.values())
-        traced = any(isinstance(leaf, jax.core.Tracer) for leaf in leaves)
+        traced = any(isinstance(leaf, jax.core.Tracer) for leaf in arch.values())
+        soft = any(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in arch.values())
         if not traced:
             space.check(arch)
         else:  # as the network runs it
             arch = {name: within(value, space.choices[name].sizes) for name, value in arch.items()}
-        if any(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in leaves):
-            return {name: _expected(entries, arch) for name, entries in tables.items()}
-        if traced:
-            return {name: _traced(entries, arch) for name, entries in tables.items()}
-        return {name: _exact(entries, arch) for name, entries in tables.items()}
+        of = _expected if soft else _traced if traced else _exact
+        return {name: of(entries, arch) for name, entries in tables.items()}
 
     return costs
 
@@ -83,16 +80,15 @@ def _merge(tables: tuple[Table, ...]) -> tuple[Table, ...]:
     return tuple(Table(names, counts, tuple(values.tolist())) for (names, counts), values in sums.items())
 
 
-def _exact(tables: tuple[Table, ...], arch: Arch) -> np.ndarray:
+def _exact(tables: tuple[Table, ...], arch: Arch) -> Any:
     host = {name: np.asarray(value) for name, value in arch.items()}
-    total: Any = np.int64(0)
-    for table in tables:
-        index: Any = 0
-        for (name, position), count in zip(table.names, table.counts, strict=True):
-            value = host[name] if position is None else host[name][..., position]
-            index = index * count + value
-        total = total + np.array(table.values, np.int64)[index]
-    return total
+
+    def entry(table: Table) -> np.ndarray:
+        return table.array()[
+            tuple(host[name] if at is None else host[name][..., at] for name, at in table.names)
+        ]
+
+    return sum(map(entry, tables), np.int64(0))
 
 
 def _traced(tables: tuple[Table, ...], arch: Arch) -> jax.Array:

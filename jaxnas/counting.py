@@ -25,18 +25,10 @@ def elements_of(choices: Mapping[str, Choice], order: Iterable[str]) -> Elements
                 deeper = np.flatnonzero(position < choices[choice.active].table)
                 needs.append(((choice.active, 0), frozenset(deeper.tolist())))
             if choice.condition is not None:
-                parent_name, wanted = choice.condition
-                place = 0 if choices[parent_name].length is None else position
-                needs.append(
-                    (
-                        (parent_name, place),
-                        frozenset(
-                            k
-                            for k, value in enumerate(choices[parent_name].options_at(place))
-                            if value in wanted
-                        ),
-                    )
-                )
+                parent, wanted = choice.condition
+                place = 0 if choices[parent].length is None else position
+                options = enumerate(choices[parent].options_at(place))
+                needs.append(((parent, place), frozenset(k for k, value in options if value in wanted)))
             elements[name, position] = needs
     return elements
 

@@ -28,14 +28,12 @@ def processes(workers: int) -> futures_lib.ProcessPoolExecutor:
 
 def end_with_parent() -> None:
     """Ends this worker when the process that made it is killed."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
 
-    def watch() -> None:
+    def watch(parent: Any) -> None:
         connection.wait([parent.sentinel])
         os._exit(1)
 
-    threading.Thread(target=watch, daemon=True).start()
+    threading.Thread(target=watch, args=(multiprocessing.parent_process(),), daemon=True).start()
 
 
 class Ray(futures_lib.Executor):
@@ -130,11 +128,7 @@ class _RayFuture(futures_lib.Future):
 
 
 def check_import(function: Callable[..., Any], executor: futures_lib.Executor) -> None:
-    """Checks that the workers of an executor can import a function, before any work is spent.
-
-    Raises:
-      ValueError: they cannot.
-    """
+    """Raises ValueError unless the workers of an executor can import a function, before any work is spent."""
     try:
         # Ray sends the functions of a script by value, and threads share them.
         if isinstance(executor, Ray | futures_lib.ThreadPoolExecutor):
@@ -166,8 +160,7 @@ def as_completed(
 
     Raises:
       ValueError: the workers cannot import the function.
-      BrokenExecutor: a worker ended without a result.
-      Exception: what a call raised; calls that have not begun are canceled.
+      BrokenExecutor: a worker ended without a result; calls that have not begun are then canceled.
     """
     if executor is None:
         for number, job in enumerate(jobs):
@@ -189,10 +182,7 @@ def as_completed(
 class Calls:
     """Calls of a function on an executor that begin before their results are needed, each once.
 
-    Args:
-      function: at the top level of a module.
-      executor: where it is called.
-      first: its first arguments, the same for all calls. The others are hashable, and name a call.
+    `first` are arguments that are the same for all calls. The others are hashable, and name a call.
     """
 
     def __init__(self, function: Callable[..., Any], executor: futures_lib.Executor, *first: Any) -> None:

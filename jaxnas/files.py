@@ -28,7 +28,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, BinaryIO, cast
 
 import jax
 import numpy as np
@@ -40,10 +40,7 @@ _STORE = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
 
 
 def as_path(path: Path) -> pathlib.Path:
-    """The path of a file or a folder, on this machine or in an object store.
-
-    Args:
-      path: on this machine, where ~ is the home folder, or gs://bucket/folder.
+    """The path of a file or a folder, on this machine, where ~ is the home folder, or gs://bucket/folder.
 
     Returns:
       A path of `pathlib`. In an object store it is one of `etils.epath`, with those methods of `pathlib`
@@ -89,10 +86,6 @@ def is_remote(path: Path) -> bool:
 def write_bytes(path: Path, data: bytes) -> None:
     """Writes a file so that a reader sees the old one or the whole new one, never a part.
 
-    Args:
-      path: of the file, in a directory that exists.
-      data: its whole content.
-
     Raises:
       OSError: the directory cannot be written, or the disk is full; the old file is then untouched.
     """
@@ -100,22 +93,25 @@ def write_bytes(path: Path, data: bytes) -> None:
     if is_remote(path):
         path.write_bytes(data)
         return
-    with room_for(path, len(data), "The old file is kept" if path.exists() else "Nothing was written"):
-        _write_bytes(path, data)
-
-
-def _write_bytes(path: pathlib.Path, data: bytes) -> None:
     _remove_old_leftovers(path)
+    with replacing(path, len(data)) as file:
+        file.write(data)
+    fsync(path.parent)
+
+
+@contextlib.contextmanager
+def replacing(path: pathlib.Path, size: int) -> Iterator[BinaryIO]:
+    """A file of `size` bytes under another name, which takes the place of `path` when it is whole."""
     temporary = path.with_name(f".{path.name}.tmp-{secrets.token_hex(4)}")
+    kept = "The old file is kept" if path.exists() else "Nothing was written"
     try:
-        with open(temporary, "xb") as file:
-            file.write(data)
+        with room_for(path, size, kept), open(temporary, "xb") as file:
+            yield file
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
-    fsync(path.parent)
 
 
 @contextlib.contextmanager
@@ -199,17 +195,14 @@ def replace_folder(path: Path, files: Mapping[str, bytes], *, known: Iterable[st
         for name, data in files.items():
             write_bytes(folder / name, data)
         return
-    new = folder.with_name(f".{folder.name}.tmp-new")
+    new, old = (folder.with_name(f".{folder.name}.tmp-{name}") for name in ("new", "old"))
     new.mkdir()
     for name, data in files.items():
         write_bytes(new / name, data)
     if folder.exists():
-        old = folder.with_name(f".{folder.name}.tmp-old")
         folder.rename(old)
-        new.rename(folder)
-        shutil.rmtree(old)
-    else:
-        new.rename(folder)
+    new.rename(folder)
+    shutil.rmtree(old, ignore_errors=True)
     fsync(folder.parent)
 
 
@@ -225,15 +218,7 @@ def temporary_folder(path: Path) -> Iterator[pathlib.Path]:
 
 
 def commit_folder(folder: Path, path: Path) -> None:
-    """Moves a complete folder to its place by one rename, unless another process was first.
-
-    Args:
-      folder: with all its files, on the same disk; gone afterwards, or left where another was first.
-      path: where it is to be; the folder that it lies in is made if needed.
-
-    Raises:
-      OSError: it cannot be moved.
-    """
+    """Moves a complete folder to its place on the same disk by a rename, unless another process did."""
     path = pathlib.Path(path)
     for inner in pathlib.Path(folder).rglob("*"):
         fsync(inner)
@@ -284,8 +269,7 @@ def sha256(data: bytes | pathlib.Path) -> str:
 def digest(data: Any) -> str:
     """The first 16 hexadecimal digits of a SHA-256, which tell records of a run apart.
 
-    Args:
-      data: bytes, a file, or a pytree of arrays, numbers and texts, of which paths, dtypes and shapes count.
+    `data`: bytes, a file, or a pytree of arrays, numbers and texts, of which paths, dtypes and shapes count.
     """
     if isinstance(data, bytes | pathlib.Path):
         return sha256(data)[:16]
@@ -304,13 +288,10 @@ def digest(data: Any) -> str:
 
 
 def plain(value: Any) -> Any:
-    """Turns a value into what JSON can hold.
+    """Turns a value into what JSON can hold, or raises TypeError, naming the type.
 
     Tuples become lists, arrays and NumPy or JAX scalars become lists and numbers; NaN and the
     infinities, which JSON lacks, become None.
-
-    Raises:
-      TypeError: for anything else, naming the type.
     """
     if value is None or isinstance(value, (bool, str)):
         return value
@@ -319,7 +300,9 @@ def plain(value: Any) -> Any:
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {_key(key): plain(item) for key, item in value.items()}
+        if wrong := [key for key in value if not isinstance(key, str)]:
+            raise TypeError(f"JSON needs strings as keys, not {wrong[0]!r} of type {type(wrong[0]).__name__}")
+        return {key: plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [plain(item) for item in value]
     if isinstance(value, os.PathLike):
@@ -331,12 +314,6 @@ def plain(value: Any) -> Any:
             array = array.astype(np.float32)
         return plain(array.tolist())
     raise TypeError(f"{value!r} of type {type(value).__name__} cannot be written as JSON")
-
-
-def _key(key: Any) -> str:
-    if not isinstance(key, str):
-        raise TypeError(f"JSON needs strings as keys, not {key!r} of type {type(key).__name__}")
-    return key
 
 
 def read_json(path: Path) -> Any:
@@ -358,11 +335,7 @@ def read_json(path: Path) -> Any:
 
 
 def parse_json(data: bytes, name: str) -> Any:
-    """The value of a JSON document; `name` says in a message what could not be read.
-
-    Raises:
-      ValueError: not JSON; the message says where it stops being JSON.
-    """
+    """The value of a JSON document; ValueError, beginning with `name`, says where it stops being JSON."""
     try:
         return json.loads(data.decode("utf-8"))
     except UnicodeDecodeError as error:
@@ -370,19 +343,15 @@ def parse_json(data: bytes, name: str) -> Any:
     except json.JSONDecodeError as error:
         what = "it is empty" if not data.strip() else f"{error.msg} at line {error.lineno}"
         raise ValueError(
-            f"{name} is not valid JSON: {what}. It was truncated or edited; delete it and run "
-            "again what writes it."
+            f"{name} is not valid JSON: {what}. It was truncated or edited; delete it and run again what "
+            "writes it."
         ) from error
-    except ValueError as error:
-        raise ValueError(f"{name} is JSON with a number of thousands of digits, and none of ours.") from error
-    except RecursionError as error:
-        raise ValueError(f"{name} is JSON that is nested too deeply to be one of ours.") from error
+    except (ValueError, RecursionError) as error:  # thousands of digits, or of brackets
+        raise ValueError(f"{name} is JSON that is nested too deeply, or has numbers too long.") from error
 
 
 def append_lines(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
-    """Appends records to a file of JSON lines and puts them safely on disk.
-
-    Without any records it makes an empty file, if there is none.
+    """Appends records to a file of JSON lines, which is made if there is none, and puts them safely on disk.
 
     A process killed meanwhile leaves at most a part of the last line, which `read_lines` ignores; it is cut
     off before records are appended. In an object store the whole file is written anew.
@@ -412,12 +381,8 @@ def _whole_lines(data: bytes) -> bytes:
 def read_lines(path: Path, keys: tuple[str, ...] = ()) -> list[dict[str, Any]]:
     """Reads a file of JSON lines; [] if there is none. A part of a line at the end is ignored.
 
-    Args:
-      path: of the file.
-      keys: that every record must have.
-
     Raises:
-      ValueError: a line is not a JSON object, or lacks a key; the message names file and line.
+      ValueError: a line is not a JSON object, or lacks one of the keys; the message names file and line.
     """
     path = as_path(path)
     if not path.exists():
@@ -450,21 +415,16 @@ _ABSENT = object()
 def diff(before: Mapping, after: Mapping, names: tuple[str, str] = ("checkpoint", "now")) -> list[str]:
     """Names what differs between two nested dictionaries, as JSON would hold them.
 
-    Args:
-      before: a dictionary of values and dictionaries.
-      after: the other one.
-      names: what to call the two.
-
     Returns:
-      Lines such as "training.steps: 3 (checkpoint) / 4 (now)"; empty if they are equal.
+      Lines such as "training.steps: 3 (checkpoint) / 4 (now)", with the names of the two.
     """
     first, second = _flat(plain(before)), _flat(plain(after))
-    lines = []
-    for key in [*first, *(key for key in second if key not in first)]:
-        a, b = first.get(key, _ABSENT), second.get(key, _ABSENT)
-        if a != b:
-            lines.append(f"{key}: {_show(a)} ({names[0]}) / {_show(b)} ({names[1]})")
-    return lines
+    pairs = {key: (first.get(key, _ABSENT), second.get(key, _ABSENT)) for key in first | second}
+
+    def show(value: Any) -> str:
+        return "absent" if value is _ABSENT else json.dumps(value)
+
+    return [f"{k}: {show(a)} ({names[0]}) / {show(b)} ({names[1]})" for k, (a, b) in pairs.items() if a != b]
 
 
 def indented(lines: Sequence[str], most: int = 10) -> str:
@@ -482,7 +442,3 @@ def _flat(tree: Mapping, prefix: str = "") -> dict[str, Any]:
         else:
             flat[prefix + key] = value
     return flat
-
-
-def _show(value: Any) -> str:
-    return "absent" if value is _ABSENT else json.dumps(value)

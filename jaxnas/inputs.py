@@ -56,12 +56,7 @@ def describe(tree: Any) -> str:
 
 
 def mistaken(error: Exception, inputs: Any) -> str:
-    """A further sentence, where a network fails as if it took a dict for an array, or an array for a dict.
-
-    Args:
-      error: what the network said.
-      inputs: what it was called with.
-    """
+    """A further sentence, where a network fails as if it took a dict for an array, or an array for a dict."""
     text = str(error)
     if isinstance(inputs, dict) and "'dict' object" in text:
         names = ", ".join(map(repr, sorted(inputs)))

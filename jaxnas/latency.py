@@ -67,9 +67,8 @@ class LatencyTable:
 
         def milliseconds(arch: Arch) -> dict[str, Any]:
             value = exact(arch)["nanoseconds"]
-            if isinstance(value, jax.Array):
-                return {"latency_ms": value.astype(jnp.float32) / 1e6}
-            return {"latency_ms": np.asarray(value) / 1e6}
+            value = value.astype(jnp.float32) if isinstance(value, jax.Array) else np.asarray(value)
+            return {"latency_ms": value / 1e6}
 
         return milliseconds
 
@@ -91,12 +90,7 @@ class LatencyTable:
 
 
 def load(path: str | os.PathLike) -> LatencyTable:
-    """Reads a table.
-
-    Raises:
-      FileNotFoundError: no such file.
-      ValueError: not such a file; the message says what is wrong.
-    """
+    """Reads a table; FileNotFoundError, or ValueError for another file."""
     record = files.read_json(path)
     try:
         if not isinstance(record, dict):
@@ -145,61 +139,35 @@ def quartiles(
 
 
 def measure(
-    net: nn.Module,
-    variables: dict[str, Any],
-    inputs: Any,
-    archs: Arch,
-    *,
-    repeats: int = 30,
-) -> np.ndarray:
+    net: nn.Module, variables: dict[str, Any], inputs: Any, archs: Mapping[Name, Arch], *, repeats: int = 30
+) -> dict[Name, tuple[float, float, float]]:
     """Measures the forward pass of extracted networks on the device in use, in turn.
 
     Args:
       net: any Flax module with a `space`.
       variables: its maximal variables, by collection.
       inputs: a batch, whose arrays are used, or its specification, for which zeros are.
-      archs: hard architectures with a leading axis.
+      archs: hard architectures by name.
       repeats: timed calls of each network.
 
     Returns:
-      Median seconds of a call, float64 [n].
+      Seconds of a call by name: the lower quartile, the median and the upper quartile.
     """
-    net.space.check(archs)
-    count = len(next(iter(archs.values())))
-    calls = {}
-    for i in range(count):
-        arch = {name: value[i] for name, value in archs.items()}
-        calls[str(i)] = _call(net, variables, inputs, arch)
-    return np.array(list(median_times(calls, repeats=repeats).values()))
-
-
-def spread(
-    net: nn.Module, variables: dict[str, Any], inputs: Any, archs: Mapping[str, Arch], *, repeats: int = 50
-) -> dict[str, tuple[float, float, float]]:
-    """Milliseconds of a call of extracted networks by name: quartile, median, quartile; see `measure`."""
     calls = {name: _call(net, variables, inputs, arch) for name, arch in archs.items()}
-    found = quartiles(calls, repeats=repeats)
-    return {name: (1e3 * low, 1e3 * middle, 1e3 * high) for name, (low, middle, high) in found.items()}
+    return quartiles(calls, repeats=repeats)
 
 
 def _call(net: nn.Module, variables: dict[str, Any], inputs: Any, arch: Arch) -> Callable[[], Any]:
     _, small, weights = alone(net, variables, arch, inputs)
-    batch = jax.tree.map(_values, specification(inputs) if isinstance(inputs, tuple) else inputs)
+    batch = jax.tree.map(
+        lambda x: jnp.zeros(x.shape, x.dtype) if isinstance(x, jax.ShapeDtypeStruct) else jnp.asarray(x),
+        specification(inputs) if isinstance(inputs, tuple) else inputs,
+    )
     compiled = jax.jit(lambda variables, batch: network.predictions(small.apply(variables, batch)))
     return lambda: compiled(weights, batch)
 
 
-def _values(leaf: Any) -> jax.Array:
-    return jnp.zeros(leaf.shape, leaf.dtype) if isinstance(leaf, jax.ShapeDtypeStruct) else jnp.asarray(leaf)
-
-
-def table(
-    net: nn.Module,
-    variables: dict[str, Any],
-    inputs: Any,
-    *,
-    repeats: int = 30,
-) -> LatencyTable:
+def table(net: nn.Module, variables: dict[str, Any], inputs: Any, *, repeats: int = 30) -> LatencyTable:
     """Measures a table: the largest network, and those that differ from it in one decision.
 
     This compiles one network for each option of each decision, so it suits small spaces.
@@ -208,27 +176,27 @@ def table(
       net, variables, inputs, repeats: see `measure`.
     """
     space = net.space
-    start_from: Arch = space.canonical(space.largest())
-    changes: dict[tuple[str, str], Arch] = {}
+    base: Arch = space.canonical(space.largest())
+    archs: dict[tuple[str, str], Arch] = {("", ""): base}
     options: dict[str, dict[str, int]] = {}
     for name, choice in space.decisions:
         for position in range(math.prod(choice.shape)):
             label = name if choice.length is None else f"{name}[{position}]"
             at = () if choice.length is None else position
             for index, option in enumerate(choice.options_at(position)):
-                value = np.array(start_from[name])
+                value = np.array(base[name])
                 options.setdefault(label, {})[str(option)] = 0
                 if value[at] != index:
                     value[at] = index
-                    changes[label, str(option)] = {**start_from, name: jnp.asarray(value)}
-    archs = jax.tree.map(lambda *leaves: jnp.stack(leaves), start_from, *changes.values())
-    start, *seconds = measure(net, variables, inputs, archs, repeats=repeats)
-    for (label, option), value in zip(changes, seconds, strict=True):
+                    archs[label, str(option)] = {**base, name: jnp.asarray(value)}
+    seconds = {key: x for key, (_, x, _) in measure(net, variables, inputs, archs, repeats=repeats).items()}
+    start = seconds.pop(("", ""))
+    for (label, option), value in seconds.items():
         options[label][option] = round((value - start) * 1e9)
     setting = {
         "network": type(net).__name__,
         "inputs": describe(specification(inputs)),
-        "base": space.to_dict(start_from),
+        "base": space.to_dict(base),
         "pass": "inference",
     }
     return LatencyTable(round(start * 1e9), options, jax.devices()[0].device_kind, setting)

@@ -38,8 +38,7 @@ def check_contract(net: Any) -> None:
     """Checks that a network has a space, takes an architecture and `train`, and computes in floating point.
 
     Raises:
-      TypeError: it is no Flax module, its call takes other arguments, or its field `dtype` or `param_dtype`
-        is no floating type; the message says which.
+      TypeError: it is no Flax module, its call takes others, or its `dtype` or `param_dtype` is none.
     """
     name = type(net).__name__
     for field in ("dtype", "param_dtype"):
@@ -56,25 +55,15 @@ def check_contract(net: Any) -> None:
         )
     if not callable(net):
         raise TypeError(f"{name} has no __call__(self, inputs, arch=None, *, train=False).")
-    parameters = list(inspect.signature(net.__call__).parameters.values())
-    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    any_number = any(p.kind == p.VAR_POSITIONAL for p in parameters)
-    any_name = any(p.kind == p.VAR_KEYWORD for p in parameters)
-    needed = [p.name for p in positional[2:] if p.default is p.empty]
-    needed += [p.name for p in parameters if p.kind == p.KEYWORD_ONLY and p.default is p.empty]
-    takes_train = any_name or any(p.name == "train" and p.kind != p.POSITIONAL_ONLY for p in parameters)
-    lacks = []
-    if len(positional) < 2 and not any_number:
-        lacks.append("takes no architecture as its second argument")
-    if not takes_train:
-        lacks.append("takes no keyword argument `train`")
-    lacks += [f"needs {argument!r} too" for argument in needed]
-    if lacks:
+    signature = inspect.signature(net.__call__)
+    try:
+        for more in ({}, {"train": False}):
+            signature.bind(None, None, **more)
+    except TypeError as error:
         raise TypeError(
-            f"{name}.__call__ {' and '.join(lacks)}: it has the arguments "
-            f"({', '.join(p.name for p in parameters)}). Write it as "
-            "__call__(self, inputs, arch=None, *, train=False), with one pytree of inputs."
-        )
+            f"{name}.__call__{signature} cannot be called with inputs, an architecture and `train`: {error}. "
+            "Write it as __call__(self, inputs, arch=None, *, train=False), with one pytree of inputs."
+        ) from error
 
 
 def _check_dtype(name: str, field: str, dtype: Any) -> None:
@@ -90,11 +79,8 @@ def _check_dtype(name: str, field: str, dtype: Any) -> None:
 def annotated(net: nn.Module, inputs: Any) -> Annotations:
     """The annotations of a network that keeps the contract; `jaxnas.testing.check_network` proves them.
 
-    The network is traced by shape once: the next call with the same network and inputs costs nothing.
-
-    Args:
-      net: the network.
-      inputs: see `specification`; the batch size does not matter.
+    The network is traced by shape once: the next call with the same network and inputs costs nothing. The
+    batch size of `inputs` does not matter; see `specification`.
 
     Raises:
       TypeError: a network that does not keep the contract.
@@ -105,8 +91,7 @@ def annotated(net: nn.Module, inputs: Any) -> Annotations:
 
 
 def _annotated(net: nn.Module, example: Any) -> Annotations:
-    recorded = annotations(net, example)
-    _check_decisions(net, recorded)
+    _check_decisions(net, recorded := annotations(net, example))
     return recorded
 
 
@@ -126,19 +111,7 @@ def initial(net: nn.Module, key: jax.Array, inputs: Any) -> Variables:
 
 
 def check_variables(net: nn.Module, variables: Any, inputs: Any) -> Variables:
-    """Compares the names and shapes of variables with those of the network's own.
-
-    Args:
-      net: the network.
-      variables: by collection.
-      inputs: see `jaxnas.init`; the batch size does not matter.
-
-    Returns:
-      The variables without boxes.
-
-    Raises:
-      ValueError: variables of another network, or no collections; the message names the arrays.
-    """
+    """The variables without boxes, if names and shapes are those of the network's own; else ValueError."""
     variables = collections(variables)
     check_tensors(
         flatten(jax.eval_shape(lambda x: x, variables)),
@@ -149,20 +122,13 @@ def check_variables(net: nn.Module, variables: Any, inputs: Any) -> Variables:
 
 
 def collections(variables: Any) -> Variables:
-    """The variables without boxes; refuses parameters alone.
-
-    Raises:
-      ValueError: no collections.
-    """
-    if not isinstance(variables, dict) or not all(isinstance(value, dict) for value in variables.values()):
+    """The variables without boxes; ValueError for parameters alone, or no collections."""
+    nested = isinstance(variables, dict) and all(isinstance(value, dict) for value in variables.values())
+    if not nested or (variables and "params" not in variables):
+        got = f"a dict with {sorted(variables)[:8]}" if nested else type(variables).__name__
         raise ValueError(
             f"Variables are Flax's collections, {{'params': {{...}}, ...}}, as jaxnas.init gives them; got "
-            f"{type(variables).__name__}."
-        )
-    if "params" not in variables and variables:
-        raise ValueError(
-            f"Variables are Flax's collections, {{'params': {{...}}, ...}}, as jaxnas.init gives them; got "
-            f"a dict with {sorted(variables)[:8]}. Parameters alone are given as {{'params': params}}."
+            f"{got}. Parameters alone are given as {{'params': params}}."
         )
     return {"params": {}, **nn.meta.unbox(variables)}
 
@@ -196,10 +162,9 @@ def _check_decisions(net: nn.Module, recorded: Annotations) -> None:
     ]
     if unseen:
         raise ValueError(
-            f"{type(net).__name__}: the decision{'s' if len(unseen) > 1 else ''} {', '.join(unseen[:8])} "
-            f"{'change' if len(unseen) > 1 else 'changes'} no parameter, no product and no choice of a "
-            "Mixture that jaxnas can see, so costs and extracted networks would be wrong. A mask made by "
-            "hand is not seen. Use the layers of jaxnas.elastic or a Mixture, declare parameters by "
+            f"{type(net).__name__}: no parameter, no product and no choice of a Mixture that jaxnas can see "
+            f"changes by {', '.join(unseen[:8])}: costs and extracted networks would be wrong. A mask made "
+            "by hand is not seen. Use the layers of jaxnas.elastic or a Mixture, declare parameters by "
             "jaxnas.elastic.parameter, say by jaxnas.elastic.record_choice that a decision is read which "
             "changes neither, or take the decision out of the space."
         )

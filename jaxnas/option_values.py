@@ -31,21 +31,16 @@ def to_dict(
 def indices(
     choices: Mapping[str, Choice], values: Mapping[str, Any]
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """The index of each element, 0 where no value is given; and where one is given, bool.
-
-    Raises:
-      TypeError: the values are not a dict.
-      ValueError: an unknown name or option, or a list of another length.
-    """
+    """The index of each element, 0 where no value is given; and where one is given, bool."""
     if not isinstance(values, Mapping):
         raise TypeError(
             f"architecture: expected a dict of option values with the names {list(choices)}, got {values!r}."
         )
     for name in values:
         if name not in choices:
+            near = nearest(name, choices)
             raise ValueError(
-                f"architecture: {name!r} is not a choice of the space"
-                f"{nearest(name, choices)} Its choices are {list(choices)}."
+                f"architecture: {name!r} is not a choice of the space{near} Its choices are {list(choices)}."
             )
     index, given = {}, {}
     for name, choice in choices.items():
@@ -83,45 +78,32 @@ def check_complete(
     given: Mapping[str, np.ndarray],
     active: Mapping[str, Any],
 ) -> None:
-    """Checks that every active element has a value.
-
-    Raises:
-      ValueError: one has none, or a list is longer than the depth and is not padded to its full length.
-    """
+    """Raises ValueError for an active element without a value, or a list that is neither cut nor full."""
     for name, choice in choices.items():
         mask = np.asarray(active[name])
         missing = np.argwhere(mask & ~given[name])
         if len(missing):
             at = "" if choice.length is None else f" at position {missing[0][0]}"
             raise ValueError(
-                f"architecture: no value for {name!r}{at}, which is active there; it "
-                f"needs {int(mask.sum())} value(s)."
+                f"architecture: no value for {name!r}{at}, which is active there; it needs {int(mask.sum())} "
+                "value(s)."
             )
         if choice.active is not None:
             length, depth = len(values.get(name, ())), values.get(choice.active, 0)
             # Longer than the depth is a mistake, unless padded to the full length.
             if depth < length < math.prod(choice.shape):
                 raise ValueError(
-                    f"architecture: {name!r} has {length} values, but "
-                    f"{choice.active!r} is {depth}: give {depth}, or all "
-                    f"{choice.length}."
+                    f"architecture: {name!r} has {length} values, but {choice.active!r} is {depth}: give "
+                    f"{depth}, or all {choice.length}."
                 )
 
 
 def check_shapes(
     choices: Mapping[str, Choice], arch: Mapping[str, Any], *, batched: bool = False, hard: bool = False
 ) -> None:
-    """Checks names, shapes and dtypes of an architecture, which may be traced.
+    """Checks names, shapes and dtypes of an architecture, which may be traced; TypeError or ValueError.
 
-    Args:
-      choices: of the space.
-      arch: that was given.
-      batched: whether it may have leading axes.
-      hard: whether it must be hard.
-
-    Raises:
-      TypeError: something else than a dict of arrays of integers or floats.
-      ValueError: other names or shapes.
+    `batched` allows leading axes, and `hard` refuses weights.
     """
     if not isinstance(arch, Mapping):
         raise TypeError(
@@ -155,7 +137,7 @@ def check_shapes(
 
 
 def check_indices(choices: Mapping[str, Choice], arch: Mapping[str, Any]) -> None:
-    """Checks the indices and weights of an architecture, but for those that are traced; raises ValueError."""
+    """Checks indices and weights of an architecture, but for those that are traced; raises ValueError."""
     for name, choice in choices.items():
         if isinstance(arch[name], jax.core.Tracer):
             continue

@@ -142,11 +142,7 @@ class _Waiting:
 
 
 def check_shared(folder: pathlib.Path) -> None:
-    """Checks that all processes of a run see the folder that the first one has made.
-
-    Raises:
-      FileNotFoundError: in every process, if some do not; they are named.
-    """
+    """Raises FileNotFoundError in each process of a run unless all see the folder of the first one."""
     if jax.process_count() == 1:
         return
     nonce = int(multihost_utils.broadcast_one_to_all(np.uint32(secrets.randbits(32))))
@@ -184,22 +180,17 @@ def wait(what: str) -> None:
 
 
 def check_same(config: Mapping[str, Any]) -> None:
-    """Checks that all processes run the same config.
-
-    Raises:
-      ProcessesDisagree: in every process, if one has another; those name the fields that differ.
-    """
+    """Raises ProcessesDisagree, with the fields that differ, unless all processes run the same config."""
     if jax.process_count() == 1:
         return
     text = json.dumps(files.plain(config)).encode()
     size = int(np.max(multihost_utils.process_allgather(np.int64(len(text)))))
     padded = np.frombuffer(text.ljust(size), np.uint8)  # [size]
     configs = [json.loads(bytes(row)) for row in np.asarray(multihost_utils.process_allgather(padded))]
-    differing = [
-        f"process {number}: {', '.join(files.diff(configs[0], other, ('process 0', f'process {number}')))}"
-        for number, other in enumerate(configs)
-        if other != configs[0]
-    ]
+    differing = []
+    for number, other in enumerate(configs):
+        if lines := files.diff(configs[0], other, ("process 0", f"process {number}")):
+            differing.append(f"process {number}: {', '.join(lines)}")
     if differing:
         raise ProcessesDisagree(
             f"The processes of a run need one config, and they have others: {'; '.join(differing)}. Start "

@@ -36,16 +36,11 @@ NOTHING = Range(0, 0)
 def count(
     jaxpr: Any, group: Callable[[str], Hashable | None] = lambda scope: True, scope: str = ""
 ) -> dict[Any, Range]:
-    """Counts the products of a program.
-
-    Args:
-      jaxpr: of the program, as `jax.make_jaxpr(...)(...).jaxpr`.
-      group: from the named scopes around an equation, joined by "/", to a key that its products are
-        summed under; None leaves them out.
-      scope: the named scopes around the whole program.
+    """Counts the products of a program, as `jax.make_jaxpr(...)(...).jaxpr`, in the named scopes `scope`.
 
     Returns:
-      The number of multiply-accumulates by key.
+      The multiply-accumulates by key: what `group` makes of the named scopes around an equation, joined by
+      "/"; None leaves its products out.
     """
     totals: dict[Any, Range] = {}
     for equation in jaxpr.eqns:
@@ -132,13 +127,7 @@ def _size(equation: Any) -> Range:
 
 
 def taps(equation: Any, axis: int, size: int | None = None) -> int:
-    """How often the taps of a convolution's kernel are counted along a spatial axis.
-
-    Args:
-      equation: of the convolution.
-      axis: the spatial axis, from 0.
-      size: of the center of the kernel that is used; None for all of it.
-    """
+    """How often the taps of a convolution's kernel, or of a center of it, count along a spatial axis."""
     numbers, of = equation.params["dimension_numbers"], equation.params
     inputs, window = (x.aval.shape for x in equation.invars[:2])
     known, whole = inputs[numbers.lhs_spec[2 + axis]], window[numbers.rhs_spec[2 + axis]]

@@ -233,8 +233,8 @@ class Space:
             if name not in self or name not in probability:
                 wrong = "missing." if name in self else f"unknown{nearest(name, self)}"
                 raise ValueError(
-                    f"mutate: probabilities are needed for {list(self)}, given for "
-                    f"{list(probability)}; {name!r} is {wrong}"
+                    f"mutate: probabilities are needed for {list(self)}, and given for {list(probability)}; "
+                    f"{name!r} is {wrong}"
                 )
             if isinstance(probability[name], numbers.Real) and not 0 <= probability[name] <= 1:
                 raise ValueError(
@@ -244,12 +244,10 @@ class Space:
 
     @_program(1, batched=False)
     def _mutated(self, key: jax.Array, arch: Arch, probability: dict[str, Any]) -> Arch:
-        rates = jnp.concatenate(
-            [
-                jnp.broadcast_to(jnp.asarray(probability[name], jnp.float32), choice.shape).reshape(-1)
-                for name, choice in self.decisions
-            ]
+        given = (
+            (jnp.asarray(probability[name], jnp.float32), choice.shape) for name, choice in self.decisions
         )
+        rates = jnp.concatenate([jnp.broadcast_to(rate, shape).reshape(-1) for rate, shape in given])
         fresh_key, change_key = jax.random.split(key)
         inactive = ~self.active_code(arch)
         change = inactive | (jax.random.uniform(change_key, (self.length,)) < rates)
@@ -319,12 +317,8 @@ class Space:
 
         Zeros; beyond the options of a position so negative that no weight is left for them.
         """
-        return {
-            name: jnp.asarray(
-                np.where(np.arange(choice.width) < choice.sizes[..., None], 0, _NO_OPTION), jnp.float32
-            )
-            for name, choice in self.decisions
-        }
+        there = {name: np.arange(one.width) < one.sizes[..., None] for name, one in self.decisions}
+        return {name: jnp.asarray(np.where(x, 0, _NO_OPTION), jnp.float32) for name, x in there.items()}
 
     def harden(self, weights: Arch) -> Arch:
         """Returns the canonical hard architecture of the largest weights, or logits."""
@@ -334,8 +328,7 @@ class Space:
         """Returns a hard architecture as one-hot weights, float32 [..., width]."""
         option_values.check_shapes(self._by_name, arch, batched=True, hard=True)
         return {
-            name: jax.nn.one_hot(arch[name], choice.width, dtype=jnp.float32)
-            for name, choice in self.decisions
+            name: jax.nn.one_hot(arch[name], one.width, dtype=jnp.float32) for name, one in self.decisions
         }
 
     # ---- Particular architectures; on the host.
@@ -346,13 +339,10 @@ class Space:
                 return range(len(options))[position]
             return options.index(pick(options))
 
-        extreme = {
-            name: index(choice.options)
-            if choice.length is None
-            else [index(choice.options_at(p)) for p in range(choice.length)]
-            for name, choice in self.decisions
-        }
-        return self._host_canonical(extreme)
+        picked = {name: [index(row) for row in rows] for name, rows in self._rows().items()}
+        return self._host_canonical(
+            {name: np.reshape(picked[name], choice.shape) for name, choice in self.decisions}
+        )
 
     def _host_canonical(self, arch: Arch) -> Arch:
         """`canonical` without compiling anything."""
@@ -371,8 +361,8 @@ class Space:
         """Returns all distinct canonical architectures, at most `limit`, as one batch [cardinality, ...]."""
         if self.cardinality > limit:
             raise ValueError(
-                f"enumerate: the space has {self.cardinality:,} architectures, the "
-                f"limit is {limit:,}. Raise it, sample, or restrict the space."
+                f"enumerate: the space has {self.cardinality:,} architectures, the limit is {limit:,}. Raise "
+                "it, sample, or restrict the space."
             )
         arrays = counting.enumerate_all(self._by_name, self.elements)
         return {name: jnp.asarray(arrays[name]) for name in self}
@@ -428,8 +418,7 @@ class Space:
 
     def _rows(self) -> dict[str, list[tuple[Option, ...]]]:
         return {
-            name: [choice.options_at(p) for p in range(math.prod(choice.shape))]
-            for name, choice in self.decisions
+            name: [one.options_at(p) for p in range(math.prod(one.shape))] for name, one in self.decisions
         }
 
     def fix(self, arch: Arch) -> "Space":
@@ -440,42 +429,41 @@ class Space:
         """
         self.check(arch)
         arch = self._host_canonical(self._hard(arch, batched=False))
-        return self._narrow(
-            {
-                name: [
-                    (row[int(k)],) for row, k in zip(rows, np.asarray(arch[name]).reshape(-1), strict=True)
-                ]
-                for name, rows in self._rows().items()
-            }
-        )
+        kept: dict[str, list[tuple[Option, ...]]] = {}
+        for name, rows in self._rows().items():
+            indices = np.asarray(arch[name]).reshape(-1)
+            kept[name] = [(row[int(k)],) for row, k in zip(rows, indices, strict=True)]
+        return self._narrow(kept)
 
-    def restrict(self, **options) -> "Space":
+    def restrict(self, **kept) -> "Space":
         """Returns the space with fewer options for some names, in their original order.
 
         A choice repeated up to the depth is cut to the greatest depth left. An architecture moves
         between the two spaces by `to_dict` and `from_dict`.
 
         Args:
-          **options: the options to keep, one or a tuple of them, by name.
+          **kept: the options to keep, one or a tuple of them, by name.
         """
         rows = self._rows()
-        for name, keep in options.items():
+        for name, keep in kept.items():
             if name not in self:
                 raise ValueError(f"restrict: {name!r} is not a choice of the space{nearest(name, self)}")
-            keep = plain_options(keep if isinstance(keep, tuple | list) else (keep,))
+            keep, options = (
+                plain_options(keep if isinstance(keep, tuple | list) else (keep,)),
+                self[name].options,
+            )
             for option in keep:
-                if option not in self._by_name[name].options:
+                if option not in options:
                     raise ValueError(
-                        f"restrict: {option!r} is not one of the options of {name!r}, "
-                        f"{self._by_name[name].options}"
-                        f"{nearest(option, self._by_name[name].options)}"
+                        f"restrict: {option!r} is not one of the options of {name!r}, {options}"
+                        f"{nearest(option, options)}"
                     )
             rows[name] = [tuple(o for o in row if o in keep) for row in rows[name]]
             if not all(rows[name]):
                 place = rows[name].index(())
+                has = self[name].options_at(place)
                 raise ValueError(
-                    f"restrict: {name!r} would have no option at position {place}, where it has "
-                    f"{self._by_name[name].options_at(place)}."
+                    f"restrict: {name!r} would have no option at position {place}, where it has {has}."
                 )
         return self._narrow(rows)
 

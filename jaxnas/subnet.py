@@ -178,9 +178,8 @@ def _rounding(apply: Any, variables: Variables, batch: Any) -> float:
     draw = np.random.default_rng(0)
 
     def moved(leaf: Any) -> Any:
-        if leaf.dtype != jnp.float32:
-            return leaf
-        return np.nextafter(np.asarray(leaf), draw.choice([-np.inf, np.inf], leaf.shape), dtype=np.float32)
+        ends = draw.choice([-np.inf, np.inf], leaf.shape) if leaf.dtype == jnp.float32 else None
+        return leaf if ends is None else np.nextafter(np.asarray(leaf), ends, dtype=np.float32)
 
     with jax.default_matmul_precision("float32"):
         run = jax.jit(apply)

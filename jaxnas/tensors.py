@@ -21,11 +21,7 @@ def without_sown(variables: Any) -> Any:
 
 
 def check_tensors(given: dict[Path, Any], expected: dict[Path, Any], what: str, advice: str = "") -> None:
-    """Compares names and shapes of tensors.
-
-    Raises:
-      ValueError: names the missing, unexpected and misshapen tensors, and ends with the advice.
-    """
+    """Raises ValueError with the missing, unexpected and misshapen tensors, which ends with the advice."""
     missing = sorted("/".join(p) for p in expected.keys() - given.keys())
     extra = sorted("/".join(p) for p in given.keys() - expected.keys())
     misshapen = [
@@ -43,11 +39,7 @@ def check_tensors(given: dict[Path, Any], expected: dict[Path, Any], what: str, 
 
 
 def check_finite(tensors: dict[Path, Any], what: str) -> None:
-    """Refuses floating and complex tensors that hold NaN or an infinity.
-
-    Raises:
-      ValueError: names them.
-    """
+    """Raises ValueError with the names of floating and complex tensors that hold NaN or an infinity."""
     wrong = [
         "/".join(path)
         for path, leaf in sorted(tensors.items())

@@ -74,11 +74,7 @@ def _check(net: nn.Module, example: Any, values: _Values) -> None:
 
 
 def check_collections(net: nn.Module, inputs: Any) -> None:
-    """Refuses collections that a network writes in training, and that `jaxnas.training.fit` would not keep.
-
-    Raises:
-      ValueError: names them.
-    """
+    """Refuses collections that a network writes in training, which `jaxnas.training.fit` would not keep."""
     example = one_example(inputs)
     variables = nn.meta.unbox(network.annotated(net, example).variables)
     others = sorted(variables.keys() - {"params", STATISTICS})
@@ -188,14 +184,7 @@ def difference(name: str, large: Any, small: Any) -> float | None:
     """The largest difference of the outputs of two networks, relative to the largest value of an array.
 
     Of what a network returns beside its predictions, arrays are compared that both have in one shape: a
-    memory has one entry for each block that there is. NaN equals NaN.
-
-    Args:
-      name: of the network.
-      large, small: outputs of the supernet and of the extracted network.
-
-    Returns:
-      The difference; None where no output is floating.
+    memory has one entry for each block that there is. NaN equals NaN. None where no output is floating.
 
     Raises:
       ValueError: predictions of other shapes or types.
@@ -338,8 +327,6 @@ def _random_weights(draw: np.random.Generator, leaf: Any) -> np.ndarray:
 def _random_input(draw: np.random.Generator, leaf: Any) -> np.ndarray:
     if jnp.issubdtype(leaf.dtype, jnp.inexact):
         return draw.standard_normal(leaf.shape, np.float32).astype(leaf.dtype)
-    return (
-        draw.integers(0, 2, leaf.shape).astype(leaf.dtype)
-        if leaf.dtype != bool
-        else np.ones(leaf.shape, bool)
-    )
+    if leaf.dtype == bool:
+        return np.ones(leaf.shape, bool)
+    return draw.integers(0, 2, leaf.shape).astype(leaf.dtype)

@@ -97,14 +97,8 @@ def channel_sorter(net: nn.Module, inputs: Any) -> Callable[..., tuple[Any, ...]
 
     A narrow network has the first channels of a wide one. Sorted, these are those that count most, by the
     sum of the absolute weights that read a channel (Cai et al., Once-for-All, ICLR 2020, section 3.3). The
-    largest network stays the same function, since all arrays of a layer are put into the same order.
-
-    Hidden channels are axes with the name "mlp" whose size a decision sets. Layers with own values for each
-    option stay as they are.
-
-    Args:
-      net: a network with a space.
-      inputs: of it; see `jaxnas.init`.
+    largest network stays the same function. Hidden channels are axes with the name "mlp" whose size a
+    decision sets. Layers with own values for each option stay as they are.
 
     Returns:
       `sort(params, *others)`, traceable: the parameters, and other trees like them, such as moments, in

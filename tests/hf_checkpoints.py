@@ -84,12 +84,12 @@ def tiny(folder):
     import jax
 
     from jaxnas import hf
-    from jaxnas.hf import decoder_values
+    from jaxnas.hf import checkpoint, decoder_values
 
     values = dict(DECODER, model_type="llama", architectures=["LlamaForCausalLM"], tie_word_embeddings=True)
     module = decoder_values.read(values)
     variables = module.init(jax.random.key(0), np.zeros((1, 2), np.int32))
-    hf.save(folder, module, variables, hf.Config(values, folder.parent))
+    hf.save(folder, module, variables, checkpoint.Config(values, folder.parent))
     with_tokenizer(folder, "Call me whatever you like .".split())
 
 

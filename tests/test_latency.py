@@ -74,9 +74,9 @@ def test_any_network_is_measured():
     net = Wide(Space(hidden=Choice(1, 2048), last=Choice("identity", "dense")))
     inputs = {"x": jax.ShapeDtypeStruct((128, 512), jnp.float32)}
     variables = jaxnas.init(net, jax.random.key(0), inputs)
-    archs = jax.tree.map(lambda *x: jnp.stack(x), net.space.smallest(), net.space.largest())
-    small, large = latency.measure(net, variables, inputs, archs, repeats=5)
-    assert 0 < small < large
+    archs = {"small": net.space.smallest(), "large": net.space.largest()}
+    found = latency.measure(net, variables, inputs, archs, repeats=5)
+    assert 0 < found["small"][1] < found["large"][1]
     table = latency.table(net, variables, inputs, repeats=5)
     assert table.options["hidden"]["2048"] == 0 > table.options["hidden"]["1"]
     assert table.setting["inputs"] == "{'x': float32[128, 512]}"

@@ -16,7 +16,7 @@ from absl import flags
 
 from jaxnas.experiments import binary
 from jaxnas.experiments.config import ConfigError
-from jaxnas.hf.families import FAMILIES
+from jaxnas.hf.checkpoint import FAMILIES
 
 _GGUF = flags.DEFINE_string("gguf", None, "The GGUF file.", required=True)
 _OUTPUT = flags.DEFINE_string("output", None, "The folder to write to, new or empty.", required=True)

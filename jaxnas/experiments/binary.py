@@ -24,7 +24,7 @@ from jaxnas import executors, files, processes, training
 from jaxnas.choice import nearest
 from jaxnas.experiments import config as config_lib
 from jaxnas.experiments.config import Config, ConfigError
-from jaxnas.experiments.session import Session, make_session
+from jaxnas.experiments.session import Asked, Session, make_session
 from jaxnas.report.advice import CONFIG, SET
 
 STOPPED = 143  # as a shell says of a process that SIGTERM ended
@@ -69,12 +69,9 @@ def define_executor_flags() -> None:
 
 
 def absolute(text: str, ending: str = "") -> str:
-    """A path of this machine from its root, since workers may stand in another folder.
+    """A path of this machine from its root; one in an object store stays as it is.
 
-    Args:
-      text: the path; one in an object store stays as it is.
-      ending: of the name of a file, which may be followed by a name in it, as in my_config.py:large. A text
-        without it is no path and stays as it is.
+    So does a text without the `ending` of a file, which may be followed by a name, as in my_config.py:large.
     """
     if files.is_remote(text) or not (text.endswith(ending) or f"{ending}:" in text):
         return text
@@ -86,9 +83,6 @@ def executor() -> Iterator[Executor | None]:
     """The executor that the flags ask for, which is shut down at the end; None for none.
 
     Processes end the jobs that they have begun first, which may take hours. So an error is logged at once.
-
-    Raises:
-      ConfigError: flags that do not go together, or Ray is not installed.
     """
     name, workers, gpus = flags.FLAGS.executor, flags.FLAGS.workers, flags.FLAGS.worker_gpus
     if name is None and workers is not None:
@@ -101,10 +95,9 @@ def executor() -> Iterator[Executor | None]:
     if jax.process_count() > 1:
         raise ConfigError(f"--executor={name} is for one process: leave out --distributed and --coordinator")
     try:
-        if name == "ray":
-            made = executors.Ray(workers, num_gpus=gpus)
-        else:
-            made = executors.processes(workers or os.cpu_count() or 1)
+        ray = name == "ray"
+        count = os.cpu_count() or 1
+        made = executors.Ray(workers, num_gpus=gpus) if ray else executors.processes(workers or count)
     except ImportError as error:
         raise ConfigError(f"--executor={name}: {error}") from error
     try:
@@ -138,7 +131,6 @@ def run(main: Callable[[], int | None]) -> None:
     getLogger("asyncio").setLevel(CRITICAL)
 
     def guarded(argv: list[str]) -> None:
-        mistakes = (ValueError, OSError, training.CheckpointError, training.WorkdirError)
         try:
             if len(argv) > 1:
                 raise ConfigError(f"Unexpected arguments: {' '.join(argv[1:])}")
@@ -146,44 +138,48 @@ def run(main: Callable[[], int | None]) -> None:
             if not flags.FLAGS["verbosity"].present:
                 logging.set_verbosity(logging.WARNING)
             sys.exit(main() or 0)
-        except jax.errors.JaxRuntimeError as error:
-            # A collective that another process does not answer, or JAX's notice that it is gone.
-            if jax.process_count() == 1 or flags.FLAGS.traceback:
-                raise
-            print(
-                "error: another process of this run is gone, or cannot be reached. Start all again, and "
-                f"the run resumes from its last checkpoint. JAX: {error}",
-                file=sys.stderr,
-                flush=True,
-            )
-            os._exit(1)  # The usual end would wait for that process.
         except KeyboardInterrupt:
             print("stopped: the same command resumes.", file=sys.stderr, flush=True)
-            sys.exit(143)
-        except BrokenExecutor as error:
-            if flags.FLAGS.traceback:
-                raise
-            advice = "The same command resumes; take fewer workers if memory is short."
-            print(f"error: a worker died: {error} {advice}", file=sys.stderr, flush=True)
-            sys.exit(1)
-        except (*mistakes, training.DivergedError) as error:
-            if flags.FLAGS.traceback:
-                raise
-            print(f"error: {error}", file=sys.stderr, flush=True)
-            sys.exit(2 if isinstance(error, mistakes) else 1)
+            sys.exit(STOPPED)
         except Exception as error:
-            if flags.FLAGS.traceback or _has_devices():
+            told = None if flags.FLAGS.traceback else _told(error)
+            if told is None:
                 raise
-            platforms = os.environ.get("JAX_PLATFORMS", "")
-            print(
-                f"error: JAX finds no device for JAX_PLATFORMS={platforms!r} ({type(error).__name__}: "
-                f"{error}). Install jaxnas[cuda] or jaxnas[tpu] for accelerators, or set JAX_PLATFORMS=cpu.",
-                file=sys.stderr,
-                flush=True,
-            )
-            sys.exit(2)
+            _fail(*told)
 
     app.run(guarded, flags_parser=_parse_flags)
+
+
+def _fail(message: str, end: Callable[[int], Any], status: int) -> None:
+    print(f"error: {message}", file=sys.stderr, flush=True)
+    end(status)
+
+
+def _told(error: Exception) -> tuple[str, Callable[[int], Any], int] | None:
+    """What is said of an error, how the process ends, and its status; None of a defect."""
+    if isinstance(error, jax.errors.JaxRuntimeError):
+        # A collective that another process does not answer, or JAX's notice that it is gone.
+        gone = (
+            "another process of this run is gone, or cannot be reached. Start all again, and the run "
+            f"resumes from its last checkpoint. JAX: {error}"
+        )
+        # The usual end would wait for that process.
+        return (gone, os._exit, 1) if jax.process_count() > 1 else None
+    if isinstance(error, BrokenExecutor):
+        advice = "The same command resumes; take fewer workers if memory is short."
+        return f"a worker died: {error} {advice}", sys.exit, 1
+    if isinstance(error, (ValueError, OSError, training.CheckpointError, training.WorkdirError)):
+        return str(error), sys.exit, 2
+    if isinstance(error, training.DivergedError):
+        return str(error), sys.exit, 1
+    if _has_devices():
+        return None
+    platforms = os.environ.get("JAX_PLATFORMS", "")
+    lost = (
+        f"JAX finds no device for JAX_PLATFORMS={platforms!r} ({type(error).__name__}: {error}). Install "
+        "jaxnas[cuda] or jaxnas[tpu] for accelerators, or set JAX_PLATFORMS=cpu."
+    )
+    return lost, sys.exit, 2
 
 
 def _has_devices() -> bool:
@@ -211,8 +207,7 @@ def _parse_flags(argv: list[str]) -> list[str]:
         try:
             return flags.FLAGS(argv)
         except flags.Error as error:
-            print(f"error: {_flag_mistake(error)} --help lists the flags.", file=sys.stderr, flush=True)
-            sys.exit(2)
+            _fail(f"{_flag_mistake(error)} --help lists the flags.", sys.exit, 2)
     text = sys.modules["__main__"].__doc__ or ""
     paragraphs = text.strip().split("\n\n")
     examples = [one for one in paragraphs if one.startswith("  ")]
@@ -253,9 +248,6 @@ def read_config(
       trains: whether the binary saves a training when SIGTERM asks it to stop. Others end at once.
       begins: whether the binary trains a supernet. Others go by the --config and --set of that training,
         which the workdir has, and by their own --set after these.
-
-    Raises:
-      ConfigError: a flag is missing or wrong.
     """
     values = flags.FLAGS
     if values.distributed or (values.coordinator, values.processes, values.process) != (None, None, None):
@@ -276,11 +268,7 @@ def read_config(
 
 
 def take_stored(path: pathlib.Path) -> None:
-    """Puts --config and --set of a training before what the flags say, where these are of that config.
-
-    Raises:
-      ValueError: the file is damaged.
-    """
+    """Puts --config and --set of a training before what the flags say, where these are of that config."""
     values, stored = flags.FLAGS, files.read_json(path) if path.is_file() else {}
     config = stored.get(CONFIG) if isinstance(stored, dict) else None
     if config is not None and values.config in (None, config):
@@ -300,37 +288,20 @@ def chosen_config(registry: Mapping[str, Config]) -> Config:
 
 
 def bring_to_life(config: Config, workdir: pathlib.Path | None = None) -> Session:
-    """Loads the data of a config from where the flags say.
-
-    Args:
-      config: of the run.
-      workdir: of a trained supernet, whose space may have evolved; None before.
-
-    Raises:
-      FileNotFoundError: the space is to evolve, and has not come to its end.
-    """
+    """A config with its data, and with the space that its training in a workdir came to, if one is given."""
     session = make_session(config, flags.FLAGS.data_dir)
     return session if workdir is None else session.evolved(workdir)
 
 
-def asked() -> dict[str, Any]:
-    """The fields of `Asked` by the flags.
-
-    Paths begin at the root, since workers may stand in another folder.
-    """
+def asked() -> Asked:
+    """What the flags ask for; paths begin at the root, since workers may stand in another folder."""
     values = flags.FLAGS
-    return dict(
-        config=absolute(values.config, ".py"),
-        assignments=tuple(values.set),
-        workdir=absolute(values.workdir),
-        data_dir=values.data_dir and absolute(values.data_dir),
-    )
+    config, data = absolute(values.config, ".py"), values.data_dir and absolute(values.data_dir)
+    return Asked(config, tuple(values.set), absolute(values.workdir), data)
 
 
 def store(config: Config, workdir: pathlib.Path, *, ran: bool) -> None:
     """Writes config.json; before a config `ran` only where there is none, since it may be refused."""
     path = workdir / CONFIG_FILE
-    if not processes.is_first():
-        return
-    if ran or not path.exists():
+    if processes.is_first() and (ran or not path.exists()):
         files.write_json(path, described(config))

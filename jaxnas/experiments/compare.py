@@ -49,10 +49,10 @@ from jaxnas.experiments import searches as searches_lib
 from jaxnas.experiments import strategies as strategies_lib
 from jaxnas.experiments.config import ConfigError
 from jaxnas.experiments.searches import Searches
-from jaxnas.report import times_line
+from jaxnas.report import comparison, words
 from jaxnas.report import write as write_page
-from jaxnas.tabular.anytime import anytime, at_seconds, spent_seconds
-from jaxnas.training.progress import Clock, Progress
+from jaxnas.tabular.anytime import Anytime, anytime, at_seconds, spent_seconds
+from jaxnas.training.progress import Clock, Progress, times_line
 from jaxnas.training.workdir import open_workdir
 
 _BENCHMARK = flags.DEFINE_string(
@@ -91,11 +91,10 @@ def run_searches(
     executor: Executor | None,
     clock: Clock,
 ) -> dict[str, list[dict[str, np.ndarray]]]:
-    """All searches of all strategies, chunk by chunk, each kept as soon as it is done.
+    """All searches of all strategies, chunk by chunk, each kept in its folder as soon as it is done.
 
     Args:
-      every: what the searches of each strategy are.
-      folders: where the chunks of each strategy are kept.
+      every, folders: the searches of each strategy, and where their chunks are kept.
       executor: where they run; None for here, one after another.
       clock: counts the time of "search", and of "checkpoint": of reading and writing what is kept.
 
@@ -104,25 +103,25 @@ def run_searches(
     """
     parts: dict[pathlib.Path, dict[str, np.ndarray]] = {}
     places: dict[str, list[pathlib.Path]] = {}
-    missing: list[tuple[pathlib.Path, tuple[Searches, int, int]]] = []
+    missing: dict[pathlib.Path, tuple[Searches, int, int]] = {}
     for name, searches in every.items():
         folders[name].mkdir(parents=True, exist_ok=True)
         places[name] = []
         for first in range(0, _SEEDS.value, _CHUNK.value):
             size = min(_CHUNK.value, _SEEDS.value - first)
             path = folders[name] / f"{_SEED.value + first}-{size}.npz"
+            places[name].append(path)
             with clock.part("checkpoint"):
                 part = read_part(path, size, searches.arrays, searches.source)
             if part is None:
-                missing.append((path, (searches, _SEED.value + first, size)))
+                missing[path] = searches, _SEED.value + first, size
             else:
                 parts[path] = part
-            places[name].append(path)
-    total, left = len(every) * _SEEDS.value, sum(job[2] for _, job in missing)
+    total, left = len(every) * _SEEDS.value, sum(size for _, _, size in missing.values())
     with Progress(total, total - left, label="searches") as progress:
-        done = executors.as_completed(searches_lib.run, [job for _, job in missing], executor)
+        done = executors.as_completed(searches_lib.run, [*missing.values()], executor)
         for number, part in clock.waiting("search", done):
-            path, (_, _, size) = missing[number]
+            path, (_, _, size) = [*missing.items()][number]
             with clock.part("checkpoint"):
                 files.write_arrays(path, part)
             parts[path] = part
@@ -136,45 +135,33 @@ def read_part(
 ) -> dict[str, np.ndarray] | None:
     """The searches of a chunk that are done; None, with a warning, where they must be run again.
 
-    Args:
-      path: of the chunk.
-      searches: how many it has.
-      names: of the arrays that it has.
-      source: the digest of the strategy's code.
+    `names` are those of its arrays, and `source` is the digest of the strategy's code.
     """
     if not path.exists():
         return None
+    part, wrong = {}, ""
     try:
         part = files.read_arrays(path)
     except ValueError as error:
-        logging.warning("%s. Its searches are run again.", error)
-        return None
-    if set(part) != names or len(part["codes"]) != searches or len(part["scores"]) != searches:
-        logging.warning(
-            "%s does not hold %d searches of this comparison; they are run again.", path, searches
-        )
-        return None
-    if str(part["source"]) != source:
-        logging.warning("%s: the code of the strategy has changed since; its searches are run again.", path)
-        return None
-    return part
+        wrong = str(error)
+    if not wrong and (set(part) != names or {len(part["codes"]), len(part["scores"])} != {searches}):
+        wrong = f"{path} does not hold {searches} searches of this comparison"
+    if not wrong and str(part["source"]) != source:
+        wrong = f"{path}: the code of the strategy has changed since"
+    if wrong:
+        logging.warning("%s. Its searches are run again.", wrong)
+    return None if wrong else part
 
 
 @dataclasses.dataclass(frozen=True)
-class Curves:
-    """The results of a strategy along the axis of the comparison; S = searches, T = points.
+class Curves(Anytime):
+    """The results of a strategy along the axis of the comparison.
 
     Attributes:
-      found, reported: of the incumbent, after each evaluation or second; float [S, T'].
-      spent: simulated seconds after each evaluation, None if the axis is evaluations; [S, T'].
-      networks, to_best: see `Anytime`; at the end of each search, [S].
+      spent: simulated seconds after each evaluation, None if the axis is evaluations; [S, N].
     """
 
-    found: np.ndarray
-    reported: np.ndarray
     spent: np.ndarray | None
-    networks: np.ndarray
-    to_best: np.ndarray
 
     def at(self, name: str, points: np.ndarray) -> np.ndarray:
         """A curve at so many evaluations or seconds, float32 [S, points]."""
@@ -195,8 +182,7 @@ def curves_of(
     """The curves of one strategy; of one with fidelities those of its full evaluations.
 
     Args:
-      table: that was searched.
-      strategy: of the searches.
+      table, strategy: that was searched, and by what.
       ran: the arrays of all its searches, as `searches.run` gives them chunk by chunk.
       end: the budget in seconds, None where evaluations count; what ends after it was not found.
       metric, report: what the strategies saw, and what is reported.
@@ -212,24 +198,15 @@ def curves_of(
     if end is not None and spent is not None:
         late = spent > end
         codes, scores = np.where(late[..., None], -1, codes), np.where(late, np.nan, scores)
-    curves = anytime(table, codes, scores, metric, report)
-    return Curves(curves.found, curves.reported, spent, curves.queried[:, -1], curves.to_best)
+    return Curves(**vars(anytime(table, codes, scores, metric, report)), spent=spent)
 
 
 def first_point(every: dict[str, Curves], end: float) -> float:
-    """The evaluations or seconds after which every search has an incumbent.
-
-    Raises:
-      ValueError: a search has none within the budget `end`.
-    """
+    """The evaluations or seconds after which all searches have an incumbent; ValueError if after `end`."""
     firsts = []
     for name, curves in every.items():
-        known = np.isfinite(curves.reported)
-        place = np.argmax(known, axis=1)[:, None]
-        spent = np.arange(1, known.shape[1] + 1)[None].repeat(len(known), 0)
-        spent = spent if curves.spent is None else curves.spent
-        taken = np.take_along_axis(spent, place, axis=1)[:, 0]
-        firsts.append(np.where(known.any(axis=1), taken, np.inf).max())
+        spent = np.arange(1, curves.reported.shape[1] + 1) if curves.spent is None else curves.spent
+        firsts.append(np.where(np.isfinite(curves.reported), spent, np.inf).min(axis=1).max())
         if firsts[-1] > end:
             what = "asked for an architecture that has a row in the table with both metrics"
             if curves.spent is not None:
@@ -242,11 +219,7 @@ def first_point(every: dict[str, Curves], end: float) -> float:
 
 
 def marks_of(texts: list[str], evaluations: int) -> np.ndarray:
-    """The numbers of --at.
-
-    Raises:
-      ValueError: something else than numbers within the budget.
-    """
+    """The numbers of --at; ValueError for something else than numbers within the budget."""
     try:
         marks = np.asarray([float(text) for text in texts])
     except ValueError:
@@ -281,6 +254,11 @@ def summarize(
         low, high = np.quantile(means, (0.025, 0.975), axis=0)
         return {"mean": np.mean(values, axis=0).tolist(), "low": low.tolist(), "high": high.tolist()}
 
+    def spread(column: np.ndarray) -> dict[str, float] | None:
+        """None before some search has an incumbent."""
+        known = not np.isnan(column).any()
+        return {"mean": float(np.mean(column)), "std": float(np.std(column))} if known else None
+
     reached = np.isfinite(curves.to_best)
     # A search that never found it took longer than any that did.
     median = float(np.quantile(np.where(reached, curves.to_best, np.inf), 0.5, method="higher"))
@@ -291,19 +269,9 @@ def summarize(
         "evaluations" if curves.spent is None else "simulated_seconds": at.tolist(),
         "found": band(found),
         "reported": band(reported),
-        "final": {
-            "mean": float(np.mean(reported[:, -1])),
-            "std": float(np.std(reported[:, -1])),
-            "found_mean": float(np.mean(found[:, -1])),
-        },
-        "at": {
-            # None before some search has an incumbent.
-            text: None
-            if np.isnan(column).any()
-            else {"mean": float(np.mean(column)), "std": float(np.std(column))}
-            for text, column in zip(_AT.value, marked.T, strict=True)
-        },
-        "networks": float(np.mean(curves.networks)),
+        "final": {**(spread(reported[:, -1]) or {}), "found_mean": float(np.mean(found[:, -1]))},
+        "at": {text: spread(column) for text, column in zip(_AT.value, marked.T, strict=True)},
+        "networks": float(np.mean(curves.queried[:, -1])),
         "reached_best": float(np.mean(reached)),
         "median_queries_to_best": median if np.isfinite(median) else None,
         "mean_queries_of_successes": float(np.mean(curves.to_best[reached])) if reached.any() else None,
@@ -322,45 +290,39 @@ def rank(summaries: list[dict[str, Any]], larger_is_better: bool) -> None:
 
 
 def show(result: dict[str, Any]) -> str:
-    """The table that is printed."""
+    """The tables that are printed."""
     budget = f"{result['evaluations']} evaluations"
     if "seconds" in result:
         budget = f"{result['seconds']:.4g} simulated seconds ({result['evaluations']} full trainings)"
-    lines = [
-        f"{result['benchmark']}, {budget}, {result['seeds']} seeds: "
-        f"{result['report_metric']} of the best by {result['metric']} "
-        f"(best of the table {result['best']['reported']:.4g})",
-        f"{'':32s} {'':>9s} {'':>8s} {'':>9s} {'found the':>9s} {'networks until then':>28s} {'':>10s}",
-        f"{'strategy':32s} {'mean':>9s} {'std':>8s} {'networks':>9s} {'best':>9s} "
-        f"{'median':>12s} {'successes, mean':>15s} {'ms/search':>10s}",
-    ]
-    for s in result["strategies"]:
-        median, mean = s["median_queries_to_best"], s["mean_queries_of_successes"]
-        lines.append(
-            f"{s['name']:32s} {s['final']['mean']:9.4f} {s['final']['std']:8.4f} "
-            f"{s['networks']:9.0f} {100 * s['reached_best']:8.0f}% "
-            f"{'not reached' if median is None else f'{median:.0f}':>12s} "
-            f"{'-' if mean is None else f'{mean:.0f}':>15s} {1e3 * s['seconds_per_search']:10.2f}"
-        )
-    lines.append(
-        "The median is over all searches; one that did not find the best counts as longer than all others."
+    title = (
+        f"{result['benchmark']}, {budget}, {result['seeds']} seeds: {result['report_metric']} of the best by "
+        f"{result['metric']} (best of the table {result['best']['reported']:.4g})"
     )
+    note = "The median is over all searches; one that did not find the best counts as longer than all others."
+    lines = [title, *_aligned(comparison.table(result)), note]
     if _AT.value:
         what = "seconds of so many full trainings" if "seconds" in result else "so many evaluations"
-        lines.append(f"mean +- std after {what}:")
-        lines.append(" " * 32 + "".join(f" {at:>17s}" for at in _AT.value))
-        for s in result["strategies"]:
-            cells = (f"{x['mean']:9.4f} +-{x['std']:6.4f}" if x else f"{'-':>17s}" for x in s["at"].values())
-            lines.append(f"{s['name']:32s} " + " ".join(cells))
+        cells = {
+            s["name"]: [f"{x['mean']:.4f} +- {x['std']:.4f}" if x else "-" for x in s["at"].values()]
+            for s in result["strategies"]
+        }
+        rows = [[name, *own] for name, own in cells.items()]
+        lines += [f"mean +- std after {what}:", *_aligned({"head": ["", *_AT.value], "rows": rows})]
     return "\n".join(lines)
 
 
-def check_reach(name: str, strategy: Any, table: tabular.Table) -> None:
-    """Checks that a strategy that asks for any architecture meets some that the table has.
+def _aligned(table: dict[str, Any]) -> list[str]:
+    """The lines of a table, with the names of its rows to the left and all else to the right."""
+    rows = [table["head"], *table["rows"]]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).replace(words.NBSP, " ")
+        for row in rows
+    ]
 
-    Raises:
-      ValueError: it would hardly meet any in all its evaluations.
-    """
+
+def check_reach(name: str, strategy: Any, table: tabular.Table) -> None:
+    """Raises ValueError for a strategy that would hardly meet any architecture that the table has."""
     share = len(table) / table.space.cardinality
     if table.pool and strategy.pool is None and share * strategy.evaluations < 1:
         raise ValueError(
@@ -372,22 +334,18 @@ def check_reach(name: str, strategy: Any, table: tabular.Table) -> None:
 
 def check_same(workdir: pathlib.Path, settings: dict[str, Any]) -> None:
     """Refuses a workdir of another comparison or run; writes down which one this is."""
-    path = workdir / "settings.json"
+    path, wrong = workdir / "settings.json", ""
     if path.exists():
         before = files.read_json(path)
         if not isinstance(before, dict):
-            raise ValueError(f"{path} holds no settings of a comparison. Choose another workdir.")
-        changed = files.diff(before, settings, names=("there", "now"))
-        if changed:
-            raise ValueError(
-                f"{workdir} holds a comparison with other settings: {'; '.join(changed)}. "
-                "Choose another workdir."
-            )
+            wrong = f"{path} holds no settings of a comparison"
+        elif changed := files.diff(before, settings, names=("there", "now")):
+            wrong = f"{workdir} holds a comparison with other settings: {'; '.join(changed)}"
     elif others := [name for name in ("result.json", "checkpoints") if (workdir / name).exists()]:
-        raise ValueError(
-            f"{workdir} has {' and '.join(others)} of another run, whose report and times would be lost. "
-            "Choose another workdir."
-        )
+        has = " and ".join(others)
+        wrong = f"{workdir} has {has} of another run, whose report and times would be lost"
+    if wrong:
+        raise ValueError(f"{wrong}. Choose another workdir.")
     files.write_json(path, settings)
 
 
@@ -414,7 +372,7 @@ def main() -> None:
         print(note, flush=True)
     marks = marks_of(_AT.value, _EVALUATIONS.value)
     with clock.part("input"):  # Some learn from the whole table first.
-        made = {name: searches_lib.strategy_of(name, _EVALUATIONS.value, *place) for name in found}
+        made = {name: searches_lib.strategy_of(name, _EVALUATIONS.value, place) for name in found}
     for name, strategy in made.items():
         check_reach(name, strategy, table)
     unit, end, most = None, None, None
@@ -434,14 +392,11 @@ def main() -> None:
     )
     every = {
         name: Searches(
-            name,
-            *place,
-            metric,
-            _EVALUATIONS.value,
-            most if strategy.fidelities is None else None,
-            strategy.fidelities is not None,
-            settings["table_sha256"],
-            searches_lib.source_of(found[name], strategy),
+            *(name, place, metric, _EVALUATIONS.value),
+            most=most if strategy.fidelities is None else None,
+            fidelities=strategy.fidelities is not None,
+            table_sha256=settings["table_sha256"],
+            source=searches_lib.source_of(found[name], strategy),
         )
         for name, strategy in made.items()
     }

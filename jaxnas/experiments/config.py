@@ -10,7 +10,6 @@ from __future__ import annotations
 import collections
 import dataclasses
 import difflib
-import functools
 import inspect
 import linecache
 import os
@@ -19,13 +18,13 @@ import types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.machinery import SourceFileLoader
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax.numpy as jnp
 
 from jaxnas import files, runs
-from jaxnas.experiments import expressions, typed
+from jaxnas.experiments import typed
 from jaxnas.recipes import Distillation, Relaxed, Uniform
 from jaxnas.report import result
 from jaxnas.space import Space
@@ -159,15 +158,7 @@ def find(registry: Mapping[str, Config], name: str) -> Config:
 
 
 def by_name(configs: Any, what: str) -> dict[str, Config]:
-    """Several configs by their names, or by those that a dict gives them.
-
-    Args:
-      configs: a tuple, a list or a dict of them.
-      what: the beginning of an error.
-
-    Raises:
-      ConfigError: something else, or two of one name.
-    """
+    """Several configs, a tuple, a list or a dict, by name; `what` is the beginning of an error."""
     if isinstance(configs, Config):
         configs = (configs,)
     named = isinstance(configs, Mapping)
@@ -190,74 +181,94 @@ def override(config: Config, assignments: Sequence[str]) -> Config:
       config: with dataclasses and Flax modules as fields.
       assignments: such as "seed=3", "training.steps=300", "network.space=par(6)", "search.limit=none".
 
-    Returns:
-      A new config; `config` is unchanged.
-
     Raises:
       ConfigError: not of the form name=value, an unknown field, or a value of another type.
     """
-    own = [text for text in assignments if text.strip().startswith("retraining.")]
-    if own and config.retraining is None:
-        shared = override(config, [text for text in assignments if text not in own])
-        return override(dataclasses.replace(shared, retraining=shared.training), own)
-    # Objects that are named by their class come first, and then their fields.
-    named = [text for text in assignments if _classes(config, text.partition("=")[0].strip())]
-    if 0 < len(named) < len(assignments):
-        return override(override(config, named), [text for text in assignments if text not in named])
-    changes: dict[str, Any] = {}
+    texts: dict[str, str] = {}
     for assignment in assignments:
-        name, equals, text = assignment.partition("=")
-        name = name.strip()
+        name, equals, text = map(str.strip, assignment.partition("="))
         if not equals:
             raise ConfigError(f"--set {assignment}: expected name=value, such as seed=3")
-        changes[name] = _parse(config, name, text.strip(), assignment)
-    # All at once: what the fields have to do with each other is checked when all are there.
-    return _replace(config, changes)
-
-
-def _classes(config: Config, name: str) -> Mapping[str, type]:
-    """The classes by name that a field takes an object of; {} for other fields."""
-    *path, last = name.split(".")
-    holder: Any = functools.reduce(lambda value, part: getattr(value, part, None), path, config)
-    fields = dataclasses.fields(holder) if dataclasses.is_dataclass(holder) else ()
-    return next((field.metadata.get("classes", {}) for field in fields if field.name == last), {})
-
-
-def _parse(config: Config, name: str, text: str, assignment: str) -> Any:
-    if classes := _classes(config, name):
-        if text != "none" and text not in classes:
-            raise ConfigError(f"--set {assignment}: {name} takes none or one of {', '.join(classes)}")
-        return None if text == "none" else classes[text]()
-    fields = _leaves(config)
-    if name not in fields:
-        inner = [known for known in fields if known.startswith(f"{name}.")]
-        if inner and text == "none" and _may_be_none(config, name):
-            return None
-        if inner:
-            raise ConfigError(f"--set {assignment}: {name} is a group; set one of {', '.join(inner)}")
-        raise ConfigError(
-            f"--set {assignment}: there is no field {name!r}{_near(name, fields, '.')} "
-            f"There are: {', '.join(fields)}"
+        texts[name] = text
+    # Objects that are named by their class come first, then fields, then those that begin as `training`'s.
+    fields = _fields(config)
+    named = {name for name in texts if name in fields and fields[name].classes}
+    own = {name for name in texts if name.startswith("retraining.") and config.retraining is None}
+    for names in (named, texts.keys() - named - own, own):
+        if names and names <= own:
+            config = dataclasses.replace(config, retraining=config.training)
+        fields = _fields(config)
+        # All at once: what the fields have to do with each other is checked when all are there.
+        config = _replace(
+            config, {name: _parse(fields, name, x) for name, x in texts.items() if name in names}
         )
-    value, hint = fields[name]
-    if isinstance(value, Space):
-        return expressions.space(text, assignment)
-    if is_dtype(value):
+    return config
+
+
+class _Field(NamedTuple):
+    """A field of a config: its value, its type, and the classes by name that it takes an object of."""
+
+    value: Any
+    hint: Any
+    classes: Mapping[str, type]
+
+    @property
+    def group(self) -> bool:
+        """Whether it holds an object with fields."""
+        value = self.value
+        plain = not dataclasses.is_dataclass(value) or isinstance(value, (type, Space))
+        return not plain and bool(field_names(value))
+
+
+def _fields(value: Any, prefix: str = "") -> dict[str, _Field]:
+    """The fields of an object by their dotted names, each group before its own."""
+    hints, found = typing.get_type_hints(type(value)), {}
+    classes = {field.name: field.metadata.get("classes", {}) for field in dataclasses.fields(value)}
+    for name in field_names(value):
+        field = _Field(getattr(value, name), hints.get(name, Any), classes[name])
+        found[prefix + name] = field
+        found |= _fields(field.value, f"{prefix}{name}.") if field.group else {}
+    return found
+
+
+def _parse(fields: Mapping[str, _Field], name: str, text: str) -> Any:
+    """The value of an assignment."""
+    set_, leaves = f"--set {name}={text}:", [known for known, field in fields.items() if not field.group]
+    if name not in fields:
+        near = _near(name, leaves, ".")
+        raise ConfigError(f"{set_} there is no field {name!r}{near} There are: {', '.join(leaves)}")
+    field = fields[name]
+    if field.classes:
+        if text != "none" and text not in field.classes:
+            raise ConfigError(f"{set_} {name} takes none or one of {', '.join(field.classes)}")
+        return None if text == "none" else field.classes[text]()
+    if field.group:
+        if text == "none" and (field.hint is Any or type(None) in typing.get_args(field.hint)):
+            return None
+        inner = ", ".join(known for known in leaves if known.startswith(f"{name}."))
+        raise ConfigError(f"{set_} {name} is a group; set one of {inner}")
+    if isinstance(field.value, Space):
+        try:
+            return typed.space(text)
+        except ValueError as error:
+            raise ConfigError(f"{set_} {error}") from error
+    if is_dtype(field.value):
         if text not in DTYPES:
-            raise ConfigError(f"--set {assignment}: {name} takes one of {', '.join(DTYPES)}, not {text!r}")
+            raise ConfigError(f"{set_} {name} takes one of {', '.join(DTYPES)}, not {text!r}")
         return getattr(jnp, text)
     try:
-        return typed.parse(text, hint)
-    except typed.WrongType:
-        raise ConfigError(f"--set {assignment}: {name} takes {typed.name(hint)}, not {text!r}") from None
+        return typed.parse(text, field.hint)
+    except ValueError:
+        raise ConfigError(f"{set_} {name} takes {typed.name(field.hint)}, not {text!r}") from None
 
 
-def _may_be_none(config: Config, name: str) -> bool:
-    """Whether a group of fields, by its dotted name, may be left out."""
-    *path, last = name.split(".")
-    holder = functools.reduce(getattr, path, config)
-    hint = typing.get_type_hints(type(holder)).get(last, Any)
-    return hint is Any or type(None) in typing.get_args(hint)
+def _replace(value: Any, changes: Mapping[str, Any]) -> Any:
+    """An object with the fields of these dotted names replaced."""
+    new = {name: part for name, part in changes.items() if "." not in name}
+    for group in {name.partition(".")[0] for name in changes if "." in name}:
+        inner = {x.removeprefix(f"{group}."): y for x, y in changes.items() if x.startswith(f"{group}.")}
+        new[group] = _replace(getattr(value, group), inner)
+    return value.clone(**new) if isinstance(value, nn.Module) else dataclasses.replace(value, **new)
 
 
 def one_line(config: Config, workdir: os.PathLike) -> str:
@@ -268,7 +279,7 @@ def one_line(config: Config, workdir: os.PathLike) -> str:
 
 def pretty(config: Config) -> str:
     """A config as aligned lines, one a field."""
-    flat = {name: value for name, (value, _) in _leaves(config).items()}
+    flat = {name: field.value for name, field in _fields(config).items() if not field.group}
     width = max(map(len, flat), default=0)
     return "\n".join(f"  {name:<{width}}  {_show(value)}" for name, value in flat.items())
 
@@ -281,42 +292,8 @@ def _show(value: Any) -> str:
     return repr(to_dict(value))
 
 
-def _leaves(value: Any, prefix: str = "") -> dict[str, tuple[Any, Any]]:
-    """For each field, dotted, its value and its type; fields that hold an object are groups."""
-    hints = typing.get_type_hints(type(value))
-    flat: dict[str, tuple[Any, Any]] = {}
-    for name in field_names(value):
-        part, hint = getattr(value, name), hints.get(name, Any)
-        group = dataclasses.is_dataclass(part) and not isinstance(part, (type, Space))
-        if group and field_names(part):
-            flat.update(_leaves(part, f"{prefix}{name}."))
-        else:
-            flat[prefix + name] = (part, hint)
-    return flat
-
-
-def _replace(value: Any, changes: Mapping[str, Any]) -> Any:
-    """An object with the fields of these dotted names replaced."""
-    new = {name: part for name, part in changes.items() if "." not in name}
-    groups: dict[str, dict[str, Any]] = {}
-    for name, part in changes.items():
-        group, dot, rest = name.partition(".")
-        if dot:
-            groups.setdefault(group, {})[rest] = part
-    new |= {group: _replace(getattr(value, group), inner) for group, inner in groups.items()}
-    if isinstance(value, nn.Module):
-        return value.clone(**new)
-    return dataclasses.replace(value, **new)
-
-
 def _near(name: str, names: Iterable[str], separator: str) -> str:
-    """The end of a sentence about an unknown name: the nearest, as a whole or by a part of it.
-
-    Args:
-      name: that is not known.
-      names: that are.
-      separator: between their parts; "steps" is near "training.steps".
-    """
+    """The end of a sentence about an unknown name: the nearest ones, as a whole or by a part of them."""
 
     def likeness(full: str) -> float:
         parts = (full, *full.split(separator))

@@ -15,9 +15,10 @@ import numpy as np
 from absl import flags, logging
 
 import jaxnas
-from jaxnas import files, hf, processes, training
+from jaxnas import files, processes, training
 from jaxnas.experiments import binary
 from jaxnas.experiments.configs import CONFIGS
+from jaxnas.hf.prunable import whole
 from jaxnas.training.progress import Clock
 
 
@@ -37,7 +38,7 @@ def main() -> None:
         else:
             folder, arch = workdir / flags.FLAGS.network, None
             if config.pretrained:
-                net, variables = hf.whole(folder).load(session.task, session.mesh)
+                net, variables = whole(folder).load(session.task, session.mesh)
             else:
                 net, variables = jaxnas.load_subnet(folder, module=session.net)
             costs = jaxnas.cost(net, session.task.inputs)

@@ -17,18 +17,15 @@ import numpy as np
 from absl import flags
 
 from jaxnas import executors, processes, report, runs
-from jaxnas.experiments import binary, retraining
+from jaxnas.experiments import binary
+from jaxnas.experiments import jobs as jobs_lib
 from jaxnas.experiments.configs import CONFIGS
-from jaxnas.experiments.retraining import Retraining
 from jaxnas.report.result import NAME
+from jaxnas.training.progress import times_line
 
 
 def seeds_of(texts: list[str]) -> list[int]:
-    """The seeds of --seeds.
-
-    Raises:
-      ValueError: something else than different numbers of at least 0.
-    """
+    """The seeds of --seeds; ValueError for something else than different numbers of at least 0."""
     if not all(text.isdecimal() for text in texts) or len({*map(int, texts)}) < len(texts):
         raise ValueError(f"--seeds={','.join(texts)}: expected different whole numbers, such as 0,1,2.")
     return [int(text) for text in texts]
@@ -38,13 +35,10 @@ def main() -> int:
     values = flags.FLAGS
     _, root = binary.read_config(CONFIGS, trains=True)
     seeds: list[int | None] = [*seeds_of(values.seeds)] or [None]
-    jobs = [
-        Retraining(**binary.asked(), architecture=values.architecture, weights=values.weights, seed=seed)
-        for seed in seeds
-    ]
+    jobs = [(binary.asked(), values.architecture, values.weights, seed) for seed in seeds]
     found = {}
     with binary.executor() as executor:
-        for number, returned in executors.as_completed(retraining.run, [(job,) for job in jobs], executor):
+        for number, returned in executors.as_completed(jobs_lib.retraining, jobs, executor):
             if returned is not None:
                 found[number] = returned
             elif executor is None:  # A signal to this process is meant for all that would follow.
@@ -57,7 +51,7 @@ def main() -> int:
         for role, measured in metrics.items():
             text = ", ".join(f"{name} {value:.4g}" for name, value in measured.items())
             print(f"{role}: {text}", flush=True)
-        print(report.times_line(times), flush=True)
+        print(times_line(times), flush=True)
     if len(done) < len(jobs):
         print("stopped and saved; the same command resumes", flush=True)
         return binary.STOPPED

@@ -25,22 +25,18 @@ from typing import Any
 from absl import flags
 
 from jaxnas import executors, files, processes, report, runs, supernets, training
-from jaxnas.experiments import binary, retraining, trials
+from jaxnas.experiments import binary, jobs
 from jaxnas.experiments.config import Config, ConfigError
 from jaxnas.experiments.configs import CONFIGS
-from jaxnas.experiments.session import Asked, Session
+from jaxnas.experiments.session import Session
 from jaxnas.runs.methods import BY_BUDGET
 from jaxnas.supernets.convert import from_torch_autoformer, read_checkpoint
 from jaxnas.training.plain import to_dict
+from jaxnas.training.progress import times_line
 
 
 def converted(session: Session, path: str, workdir: pathlib.Path) -> tuple[Session, Any]:
-    """The session and variables of an official AutoFormer supernet in place of a trained one.
-
-    Raises:
-      ConfigError: another network than a vision transformer, a search that needs more than weights, or a
-        workdir of another supernet.
-    """
+    """The session and variables of an official AutoFormer supernet in place of a trained one."""
     net, method = session.net, session.config.search.method
     if not isinstance(net, supernets.ViT):
         raise ConfigError(f"--supernet is for a ViT, and the network is a {type(net).__name__}.")
@@ -61,11 +57,7 @@ def converted(session: Session, path: str, workdir: pathlib.Path) -> tuple[Sessi
 
 
 def on_workers(executor: Executor | None, config: Config) -> dict[str, executors.Calls]:
-    """Trainings alone on the workers of an executor, by kind; {} without an executor.
-
-    Raises:
-      ConfigError: the search trains nothing alone, or with weights that the workers do not have.
-    """
+    """Trainings alone on the workers of an executor, by kind; {} without an executor."""
     values, search = flags.FLAGS, config.search
     if executor is None:
         return {}
@@ -77,8 +69,8 @@ def on_workers(executor: Executor | None, config: Config) -> dict[str, executors
         )
     if values.supernet:
         raise ConfigError("--executor and --supernet do not go together: workers have the config's network.")
-    job = Asked(**binary.asked())
-    kinds = {"trials": trials.trial, "alone": trials.alone}
+    job = binary.asked()
+    kinds = {"trials": jobs.trial, "alone": jobs.alone}
     return {kind: executors.Calls(function, executor, job) for kind, function in kinds.items()}
 
 
@@ -117,17 +109,14 @@ def main() -> int:
         named = {name: net.space.from_dict(values) for name, values in config.architectures.items()}
         runs.finish(task, net, variables, found, lab, settings=settings, named=named)
         if config.pretrained and config.distill is not None:
-            job = retraining.Retraining(
-                **binary.asked(), architecture="found", weights="inherited", seed=config.seed
-            )
             print(f"distilling the found network: {config.alone.steps:,} steps", flush=True)
-            if retraining.retrain(job, session, workdir) is None:
+            if jobs.retrain(session, workdir, "found", "inherited") is None:
                 print("stopped and saved; the same command resumes", flush=True)
                 return binary.STOPPED
             if processes.is_first():
                 runs.publish(path)
     print("\n".join(report.summary_lines(path)), flush=True)
-    print(report.times_line(found.times), flush=True)
+    print(times_line(found.times), flush=True)
     return 0
 
 

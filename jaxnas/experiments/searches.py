@@ -22,13 +22,16 @@ from jaxnas.experiments import tables
 from jaxnas.search.blas import one_thread
 from jaxnas.tabular import files as table_files
 
+Place = tuple[str, str | None, tuple[str, ...], tuple[str, ...]]
+
 
 @dataclasses.dataclass(frozen=True)
 class Searches:
     """The arguments of one strategy's searches, without their seeds.
 
     Attributes:
-      strategy, benchmark, data_dir, objectives, ignore, metric: as on the command line.
+      strategy, metric: as on the command line.
+      place: the arguments of `tables.find`.
       evaluations: that the strategy is made for.
       most: the evaluations of its searches, if these are others; else None.
       fidelities: whether the strategy has them.
@@ -36,10 +39,7 @@ class Searches:
     """
 
     strategy: str
-    benchmark: str
-    data_dir: str | None
-    objectives: tuple[str, ...]
-    ignore: tuple[str, ...]
+    place: Place
     metric: str
     evaluations: int
     most: int | None
@@ -50,18 +50,12 @@ class Searches:
     @property
     def arrays(self) -> set[str]:
         """The names of the arrays that `run` returns."""
-        return {"codes", "scores", "seconds", "source"} | (
-            {"fidelity", "spent"} if self.fidelities else set()
-        )
+        always = {"codes", "scores", "seconds", "source"}
+        return always | {"fidelity", "spent"} if self.fidelities else always
 
 
 def run(searches: Searches, first: int, size: int) -> dict[str, np.ndarray]:
-    """Runs searches at once.
-
-    Args:
-      searches: what they have in common.
-      first: the seed of the first one; the others follow.
-      size: how many there are.
+    """Runs `size` searches at once, the first of them with the seed `first`.
 
     Returns:
       codes int32 [S, N, L], scores float32 [S, N], seconds float64 without compiling, and the source; of a
@@ -87,16 +81,15 @@ def run(searches: Searches, first: int, size: int) -> dict[str, np.ndarray]:
 @functools.lru_cache(maxsize=1)  # The jobs of a strategy come one after another.
 def _program(searches: Searches, size: int) -> tuple[Any, Any]:
     """A strategy, and its compiled program from keys to the states of so many searches."""
-    place = searches.benchmark, searches.data_dir, searches.objectives, searches.ignore
-    table, make = table_of(*place), strategies_lib.find(searches.strategy)
-    strategy = strategy_of(searches.strategy, searches.evaluations, *place)
+    table, make = table_of(*searches.place), strategies_lib.find(searches.strategy)
+    strategy = strategy_of(searches.strategy, searches.evaluations, searches.place)
     for what, here, asked in (
         ("table", digest(table, searches.metric), searches.table_sha256),
         ("code of the strategy", source_of(make, strategy), searches.source),
     ):
         if here != asked:
             raise ValueError(
-                f"{searches.strategy} on {searches.benchmark}: the {what} of this worker is another one than "
+                f"{searches.strategy} on {searches.place[0]}: the {what} of this worker is another one than "
                 "that of the process that asked for the search. Bring the same files to all workers."
             )
     if searches.most is not None:
@@ -110,26 +103,13 @@ def _keys(first: int, size: int) -> jax.Array:
     return jax.vmap(jax.random.key)(jnp.arange(size) + first)
 
 
-@functools.lru_cache(maxsize=1)
-def table_of(
-    benchmark: str, data_dir: str | None, objectives: tuple[str, ...], ignore: tuple[str, ...]
-) -> tabular.Table:
-    """The table of a comparison, read once; see `tables.find`."""
-    return tables.find(benchmark, data_dir, objectives, ignore)
+table_of = functools.lru_cache(maxsize=1)(tables.find)
 
 
 @functools.cache  # Some learn from the whole table first.
-def strategy_of(
-    name: str,
-    evaluations: int,
-    benchmark: str,
-    data_dir: str | None,
-    objectives: tuple[str, ...],
-    ignore: tuple[str, ...],
-) -> Any:
-    """The strategy of a name for the table of a comparison, made once; see `build` and `tables.find`."""
-    table = table_of(benchmark, data_dir, objectives, ignore)
-    return build(strategies_lib.find(name), name, table, evaluations)
+def strategy_of(name: str, evaluations: int, place: Place) -> Any:
+    """The strategy of a name for the table at a place, made once; see `build`."""
+    return build(strategies_lib.find(name), name, table_of(*place), evaluations)
 
 
 def evaluator(table: tabular.Table, metric: str) -> Any:
@@ -141,11 +121,7 @@ def evaluator(table: tabular.Table, metric: str) -> Any:
 
 
 def fidelity_evaluator(table: tabular.Table, metric: str) -> Any:
-    """From a batch of architectures and a fidelity to scores, higher is better, and seconds.
-
-    Raises:
-      ValueError: the table has no fidelities of this metric.
-    """
+    """From a batch of architectures and a fidelity to scores, higher is better, and seconds."""
     names = strategies_lib.fidelities_of(table, metric)
     scores = [evaluator(table, name) for name, _ in names]
     seconds = [jax.vmap(table.metric(name)) for _, name in names]
@@ -168,10 +144,7 @@ def build(make: strategies_lib.Make, name: str, table: tabular.Table, evaluation
 
 
 def source_of(make: strategies_lib.Make, strategy: Any) -> str:
-    """The SHA-256 of the code of a strategy: of the modules of its class and of the function that made it.
-
-    What these import is not looked at.
-    """
+    """The SHA-256 of the modules of a strategy's class and of what made it, without their imports."""
     texts = set()
     for one in (make, type(strategy)):
         try:
@@ -182,11 +155,7 @@ def source_of(make: strategies_lib.Make, strategy: Any) -> str:
 
 
 def check_codes(label: str, codes: np.ndarray) -> None:
-    """Refuses what only a mistake in a strategy gives; an unused row is -1 throughout, and stands last.
-
-    Raises:
-      ValueError: an architecture with an index of -1.
-    """
+    """Refuses what only a mistake in a strategy gives; an unused row is -1 throughout, and stands last."""
     used = np.any(codes >= 0, axis=-1)  # [searches, evaluations]
     last = used.shape[1] - np.argmax(used[:, ::-1], axis=1)
     among = np.arange(used.shape[1])[None, :] < (last * used.any(axis=1))[:, None]

@@ -48,11 +48,7 @@ class Session:
     pretrained: Any = None
 
     def evolved(self, workdir: pathlib.Path) -> Session:
-        """The session with the network of the last space, if the config lets its space evolve.
-
-        Raises:
-          FileNotFoundError: the evolution has not come to its end.
-        """
+        """The session with the network of the last space, if the config lets its space evolve."""
         if self.config.evolution is None:
             return self
         spaces, turns = read_spaces(workdir), self.config.evolution.turns
@@ -67,19 +63,13 @@ class Session:
     def costs(self, workdir: pathlib.Path) -> Cost:
         """Parameters and products of an architecture and, where the config asks for it, its latency.
 
-        Latency is measured once and kept in the workdir's latency.json, so a resumed search uses the same
-        table.
+        Latency is measured once and kept in latency.json, so a resumed search uses the same table.
         """
         config = self.config
         return costs_with_latency(self.task, self.net, config.search.latency, workdir, config.measure)
 
     def trained(self, workdir: pathlib.Path) -> TrainState | None:
-        """The state at the end of the supernet's training; None if it came with its weights, and has none.
-
-        Raises:
-          FileNotFoundError: nothing was trained here, or not to the end.
-          ConfigMismatch: it was trained with another config.
-        """
+        """The state at the end of the supernet's training; None if it came with its weights, and has none."""
         config = self.config
         found = restore(self.task, self.net, config.training, config.recipe, workdir, seed=config.seed)
         if found is None and self.pretrained is not None:
@@ -102,12 +92,6 @@ class Session:
 
         Only how many examples an evaluation takes at a time may differ. A workdir without the result of a
         search takes any task.
-
-        Args:
-          workdir: of the search.
-
-        Raises:
-          ConfigError: the data are others, or a setting of the task is.
         """
         if not (workdir / result.NAME).is_file():
             return
@@ -130,10 +114,6 @@ class Session:
             one), or option values as JSON.
           workdir: of the search.
           costs: of architectures; latency counts where it is measured, else products.
-
-        Raises:
-          ConfigError: none of these.
-          FileNotFoundError: nothing was found yet.
         """
         space = self.net.space
         if text in ("smallest", "largest"):
@@ -187,26 +167,16 @@ def make_session(config: Config, data_dir: str | None) -> Session:
     return Session(config, task, net, mesh, variables)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Asked:
-    """What the command line of a binary asks for, as plain values for jobs that run in any process.
-
-    Attributes:
-      config, assignments: the name of the config, and what --set replaces in it.
-      workdir: of the run.
-      data_dir: where the data are.
-    """
+    """What the command line of a binary asks for, as plain values for jobs that run in any process."""
 
     config: str
     assignments: tuple[str, ...]
     workdir: str
     data_dir: str | None
 
-    def read(self, registry: Mapping[str, Config]) -> Config:
-        """The config."""
-        return config_lib.override(config_lib.find(registry, self.config), self.assignments)
-
-    def session(self, config: Config) -> Session:
-        """A config with its data, and with the space that its training came to."""
-        session = make_session(config, self.data_dir)
-        return session.evolved(files.as_path(self.workdir))
+    def session(self, registry: Mapping[str, Config]) -> Session:
+        """The config with its data, and with the space that its training came to."""
+        config = config_lib.override(config_lib.find(registry, self.config), self.assignments)
+        return make_session(config, self.data_dir).evolved(files.as_path(self.workdir))

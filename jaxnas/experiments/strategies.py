@@ -23,38 +23,9 @@ def common(table: Table, evaluations: int) -> dict[str, Any]:
     return dict(space=table.space, evaluations=evaluations, canonical=table.canonical)
 
 
-def random(table: Table, evaluations: int) -> Any:
-    return search.RandomSearch(batch=10, **common(table, evaluations))
-
-
-def local(table: Table, evaluations: int) -> Any:
-    return search.LocalSearch(**common(table, evaluations))
-
-
-def regularized_evolution(table: Table, evaluations: int) -> Any:
-    return search.RegularizedEvolution(space=table.space, evaluations=evaluations)
-
-
-def regularized_evolution_unique(table: Table, evaluations: int) -> Any:
-    return search.RegularizedEvolution(**common(table, evaluations))
-
-
-def evolution(table: Table, evaluations: int) -> Any:
-    return search.Evolution(**common(table, evaluations))
-
-
-def reinforce(table: Table, evaluations: int) -> Any:
-    return search.Reinforce(learning_rate=0.05, **common(table, evaluations))
-
-
-def reinforce_transformer(table: Table, evaluations: int) -> Any:
-    policy = search.TransformerPolicy()
-    return search.Reinforce(policy=policy, learning_rate=3e-3, **common(table, evaluations))
-
-
-def ppo_transformer(table: Table, evaluations: int) -> Any:
-    policy = search.TransformerPolicy()
-    return search.PPO(policy=policy, learning_rate=1e-3, **common(table, evaluations))
+def _of(strategy: Any, **settings: Any) -> Make:
+    """What makes a strategy with these settings."""
+    return lambda table, evaluations: strategy(**settings, **common(table, evaluations))
 
 
 def paths_of(space: Space) -> tuple[Callable[[Any], Any], int, int] | None:
@@ -68,11 +39,7 @@ def paths_of(space: Space) -> tuple[Callable[[Any], Any], int, int] | None:
         options = space["op"].options
         chain_cell = predictors.ChainCell(4, len(options), options.index("skip"))
         sources = jnp.asarray(np.asarray(links, np.int32))
-        return (
-            lambda arch: chain_cell.paths(sources[arch["links"]], arch["op"]),
-            chain_cell.kinds,
-            2,
-        )
+        return lambda arch: chain_cell.paths(sources[arch["links"]], arch["op"]), chain_cell.kinds, 2
     return None
 
 
@@ -119,10 +86,6 @@ def gaussian_process(table: Table, evaluations: int) -> Any:
     return guided(table, evaluations, predictors.GaussianProcess(), features_of(table))
 
 
-def mlp_ensemble(table: Table, evaluations: int) -> Any:
-    return guided(table, evaluations, predictors.MlpEnsemble(), features_of(table), initial=10)
-
-
 def transformer_predictor(table: Table, evaluations: int) -> Any:
     """Its encoders first learn the table's architectures, without their scores."""
     features, tokens = features_of(table), tokens_of(table)
@@ -146,14 +109,9 @@ def transformer_predictor(table: Table, evaluations: int) -> Any:
 
 def pool_random(table: Table, evaluations: int) -> Any:
     """Random architectures of a pool, for tables that hold a sample of a larger space."""
-    process = predictors.GaussianProcess(steps=0)
-    return search.PredictorGuided(
-        predictor=process,
-        features=lambda arch: jnp.zeros((1,)),
-        initial=max(len(table.codes), 2),
-        pool=search.Pool(table.codes),
-        **common(table, evaluations),
-    )
+    initial = max(len(table.codes), 2)
+    unused = predictors.GaussianProcess(steps=0), lambda arch: jnp.zeros((1,))
+    return guided(table, evaluations, *unused, initial=initial)
 
 
 def fidelities_of(table: Table, metric: str = "validation_accuracy") -> list[tuple[str, str]]:
@@ -209,44 +167,34 @@ def hyperband(table: Table, evaluations: int, starts: tuple[int, ...] | None = N
     )
 
 
-def successive_halving(table: Table, evaluations: int) -> Any:
-    return hyperband(table, evaluations, starts=(0,))
-
-
+_policy = search.TransformerPolicy()
 STRATEGIES: dict[str, Make] = {
-    make.__name__: make
-    for make in (
-        random,
-        local,
-        regularized_evolution,
-        regularized_evolution_unique,
-        evolution,
-        reinforce,
-        reinforce_transformer,
-        ppo_transformer,
-        gaussian_process,
-        mlp_ensemble,
-        transformer_predictor,
-        hyperband,
-        successive_halving,
-        pool_random,
-    )
+    "random": _of(search.RandomSearch, batch=10),
+    "local": _of(search.LocalSearch),
+    "regularized_evolution": lambda table, n: search.RegularizedEvolution(table.space, evaluations=n),
+    "regularized_evolution_unique": _of(search.RegularizedEvolution),
+    "evolution": _of(search.Evolution),
+    "reinforce": _of(search.Reinforce, learning_rate=0.05),
+    "reinforce_transformer": _of(search.Reinforce, policy=_policy, learning_rate=3e-3),
+    "ppo_transformer": _of(search.PPO, policy=_policy, learning_rate=1e-3),
+    "gaussian_process": gaussian_process,
+    "mlp_ensemble": lambda table, n: guided(
+        table, n, predictors.MlpEnsemble(), features_of(table), initial=10
+    ),
+    "transformer_predictor": transformer_predictor,
+    "hyperband": hyperband,
+    "successive_halving": lambda table, n: hyperband(table, n, starts=(0,)),
+    "pool_random": pool_random,
 }
 
 
 def find(name: str) -> Make:
-    """A strategy by its name here, or "module:function" of a user's own.
-
-    The function takes the table and the number of evaluations and returns a strategy.
-
-    Raises:
-      ValueError: no such strategy, module or function.
-    """
-    if ":" not in name:
-        if name not in STRATEGIES:
-            raise ValueError(
-                f"--strategies: {name!r} is not a strategy{nearest(name, STRATEGIES)} `jaxnas` "
-                "lists all; module:function is one of your own."
-            )
-        return STRATEGIES[name]
-    return own_function("--strategies", name, "from (table, evaluations) to a strategy")
+    """What makes a strategy from a table and a number of evaluations: a name here, or module:function."""
+    if ":" in name:
+        return own_function("--strategies", name, "from (table, evaluations) to a strategy")
+    if name not in STRATEGIES:
+        raise ValueError(
+            f"--strategies: {name!r} is not a strategy{nearest(name, STRATEGIES)} `jaxnas` lists all; "
+            "module:function is one of your own."
+        )
+    return STRATEGIES[name]

@@ -48,32 +48,24 @@ def find(
 
 
 def metrics(table: tabular.Table, search: str | None, report: str | None) -> tuple[str, str]:
-    """The metric that strategies see and the one that is reported, with their defaults.
+    """The metric that strategies see and the one that is reported.
 
-    They see validation_accuracy, or the first metric of the table that has an objective. Reported is
-    test_accuracy, or where the table has none what the strategies see.
-
-    Raises:
-      ValueError: no metric of the table has an objective.
+    By default they see validation_accuracy, or the first metric that has an objective, and test_accuracy is
+    reported, or what they see. ValueError where no metric has an objective.
     """
     if not table.objectives:
         raise ValueError(
             f"{table.name}: no metric has an objective, so nothing can be searched for. Make the table with "
             f"objectives={{{next(iter(table.metrics))!r}: 'max'}} or 'min'."
         )
-    first = (
-        "validation_accuracy" if "validation_accuracy" in table.objectives else next(iter(table.objectives))
-    )
+    known = table.objectives
+    first = "validation_accuracy" if "validation_accuracy" in known else next(iter(known))
     seen = search or first
-    return seen, report or ("test_accuracy" if "test_accuracy" in table.objectives else seen)
+    return seen, report or ("test_accuracy" if "test_accuracy" in known else seen)
 
 
 def own_function(flag: str, name: str, expected: str):
-    """The object that `module:name` on a command line names.
-
-    Raises:
-      ValueError: it cannot be imported.
-    """
+    """The object that `module:name` on a command line names; ValueError if it cannot be imported."""
     module, function = name.split(":", 1)
     try:
         return getattr(importlib.import_module(module), function)

@@ -14,12 +14,13 @@ import dataclasses
 
 from absl import flags
 
-from jaxnas import report, runs, training
+from jaxnas import runs, training
 from jaxnas.experiments import binary
 from jaxnas.experiments.config import one_line, pretty
 from jaxnas.experiments.configs import CONFIGS
 from jaxnas.runs.describe import LivePage
 from jaxnas.runs.space_evolution import measure_last
+from jaxnas.training.progress import times_line
 
 
 def _number(count: int) -> str:
@@ -30,7 +31,7 @@ def main() -> int:
     try:
         train()
     except training.Stopped as stop:
-        print(report.times_line(stop.trained.times), flush=True)
+        print(times_line(stop.trained.times), flush=True)
         print("stopped and saved; the same command resumes", flush=True)
         return binary.STOPPED
     return 0
@@ -77,7 +78,7 @@ def train() -> None:
             measure_last(task, session.net, trained.variables, config.evolution, lab)
         page.end("The supernet is trained; jaxnas search is next.")
         binary.store(config, workdir, ran=True)
-    print(report.times_line(trained.times), flush=True)
+    print(times_line(trained.times), flush=True)
     print(f"trained: {int(trained.state.step)} steps, checkpoints in {path}/checkpoints", flush=True)
 
 

@@ -1,91 +1,88 @@
-"""Texts as values of annotated types.
+"""Texts of the command line as values: of annotated types, and search spaces.
 
-The types are int, float, bool, str, None, Literal, unions of these, and tuples of these.
+The types are int, float, bool, str, None, Literal of texts, unions of these, and tuples of these.
 """
 
 from __future__ import annotations
 
+import ast
+import inspect
 import math
 import types
 import typing
-from collections.abc import Callable, Iterable
 from typing import Any
 
+from jaxnas import spaces
+from jaxnas.choice import nearest
+from jaxnas.space import Space
 
-class WrongType(Exception):
-    """A text is no value of the type; who catches it knows what to call the value."""
+_WORDS = {bool: {"true": True, "false": False}, type(None): {"none": None, "null": None}}
+_NAMES = {int: "an integer", float: "a number", bool: "true or false", str: "a text", type(None): "none"}
+_EXAMPLES = {int: "1", float: "0.5", bool: "true", str: "a"}
 
 
 def parse(text: str, hint: Any) -> Any:
-    """Reads a text as a value of a type, or raises WrongType."""
+    """Reads a text as a value of a type; ValueError for a text that is none."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
-        return _first(sorted(args, key=_vagueness), lambda arg: parse(text, arg))
-    if origin is typing.Literal:
-        return _first(args, lambda arg: _require(parse(text, type(arg)), lambda value: value == arg))
-    if origin is tuple:
-        parts = _split(text)
-        return tuple(map(parse, parts, _items(args, len(parts))))
-    if hint in (int, float):
-        try:
-            # JSON has no infinities, so that a config with them could not be read back.
-            return _require(hint(text), lambda value: abs(value) < math.inf)
-        except ValueError as error:
-            raise WrongType from error
-    words = {bool: {"true": True, "false": False}, type(None): {"none": None, "null": None}}
-    value = words.get(hint, {}).get(text.lower(), text)
-    return _require(value, lambda value: type(value) is hint)
-
-
-def _require(value: Any, holds: Callable[[Any], bool]) -> Any:
-    """The value if the condition holds of it."""
-    if not holds(value):
-        raise WrongType
-    return value
-
-
-def _vagueness(hint: Any) -> int:
-    """A rank of the types of a union: any text is a text, and a value alone is a list of one."""
-    return 2 if hint is str else 1 if typing.get_origin(hint) is tuple else 0
-
-
-def _first(args: Iterable, attempt: Callable[[Any], Any]) -> Any:
-    """The first attempt that succeeds."""
-    for arg in args:
-        try:
-            return attempt(arg)
-        except WrongType:
-            continue
-    raise WrongType
-
-
-def _items(args: tuple, length: int) -> tuple:
-    """The types of the items of a tuple of this length."""
-    if args[-1:] == (Ellipsis,):
-        return (args[0],) * length
-    if len(args) != length:
-        raise WrongType
-    return args
-
-
-def _split(text: str) -> list[str]:
-    """Splits "1, 2", "(1, 2)" or "[1, 2]" at its commas."""
-    inner = text[1:-1] if text[:1] + text[-1:] in ("()", "[]") else text
-    parts = [part.strip() for part in inner.split(",")]
-    return parts[:-1] if parts[-1] == "" else parts
+        # Any text is a text, and a value alone is a list of one: these come last.
+        for one in sorted(args, key=lambda one: (one is str, typing.get_origin(one) is tuple)):
+            try:
+                return parse(text, one)
+            except ValueError:
+                continue
+    elif origin is typing.Literal and text in args or hint is str:
+        return text
+    elif origin is tuple:
+        inner = text[1:-1] if text[:1] + text[-1:] in ("()", "[]") else text
+        parts = [part.strip() for part in inner.removesuffix(",").split(",")] if inner else []
+        kinds = args[:1] * len(parts) if args[-1] is Ellipsis else args
+        return tuple(parse(part, kind) for part, kind in zip(parts, kinds, strict=True))
+    elif hint in (int, float) and abs(value := hint(text)) < math.inf:
+        return value  # JSON has no infinities: a config with them could not be read back
+    elif text.lower() in (words := _WORDS.get(hint, {})):
+        return words[text.lower()]
+    raise ValueError(text)
 
 
 def name(hint: Any) -> str:
     """How an error names a type."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
-        return " or ".join(name(arg) for arg in args)
+        return " or ".join(map(name, args))
     if origin is typing.Literal:
-        return "one of " + ", ".join(map(str, args))
-    if origin is tuple and tuple not in map(typing.get_origin, args):
-        shown = (args[0], args[0]) if args[-1] is Ellipsis else args
-        examples = {int: "1", float: "0.5", bool: "true", str: "a"}
-        return "a list such as " + ",".join(examples.get(one, str(one)) for one in shown)
-    names = {int: "an integer", float: "a number", bool: "true or false", str: "a text"}
-    words = "an object, which a text cannot be; write a config file"
-    return "none" if hint is type(None) else names.get(hint, words)
+        return "one of " + ", ".join(args)
+    if origin is tuple and {*args} <= {*_EXAMPLES, Ellipsis}:
+        return "a list such as " + ",".join(_EXAMPLES.get(one) or _EXAMPLES[args[0]] for one in args)
+    return _NAMES.get(hint, "an object, which a text cannot be; write a config file")
+
+
+def space(text: str) -> Space:
+    """The space that a call of a function of `jaxnas.spaces` gives, as `par(6)` or `autoformer("tiny")`.
+
+    Nothing is evaluated: the text is parsed, the function is looked up by name, its arguments are literals.
+
+    Raises:
+      ValueError: another text, an unknown function, or arguments that it does not take.
+    """
+    known = {
+        name: function
+        for name, function in inspect.getmembers(spaces, inspect.isfunction)
+        if not name.startswith("_") and inspect.signature(function).return_annotation in (Space, "Space")
+    }
+    example = f"expected a call such as {next(iter(known))}(...), of {', '.join(known)}"
+    try:
+        call = ast.parse(text, mode="eval").body
+        if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name)):
+            raise ValueError("no call of a function")
+        arguments = [ast.literal_eval(argument) for argument in call.args]
+        named = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords}
+    except (SyntaxError, ValueError) as error:
+        raise ValueError(example) from error
+    if call.func.id not in known:
+        near = nearest(call.func.id, known)
+        raise ValueError(f"{call.func.id!r} is no space{near} {example.capitalize()}")
+    try:
+        return known[call.func.id](*arguments, **named)
+    except TypeError as error:
+        raise ValueError(str(error)) from error

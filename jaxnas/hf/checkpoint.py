@@ -16,10 +16,11 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxnas import files
+from jaxnas.choice import nearest
 from jaxnas.hf import decoder_values, image_values, names, tensor_files
 from jaxnas.hf.decoder import Decoder
-from jaxnas.hf.families import Module, family_of
 from jaxnas.hf.image_classifier import ImageClassifier
+from jaxnas.hf.names import Module
 from jaxnas.hf.values import size
 from jaxnas.tensors import Path, check_tensors, flatten, unflatten
 
@@ -27,19 +28,14 @@ _log = logging.getLogger(__name__)
 _AXIS = "model"
 _GGUF = "In a clone, `python -m tools.convert_gguf --gguf=FILE --output=FOLDER` converts a GGUF file."
 # Of a tokenizer, of generation and of the preparation of images: copied as they are.
-_COPIED = (
-    "tokenizer*",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.*",
-    "merges.txt",
-    "*.jinja",
-    "chat_template*",
-    "generation_config.json",
-    "preprocessor_config.json",
-)
+_COPIED = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "*.jinja")
+_COPIED += ("chat_template*", "generation_config.json", "preprocessor_config.json")
 # What the modules compute themselves, or do not have: a head that is tied, a pooler behind a classifier.
 _UNUSED = ("rotary_emb.inv_freq", ".pooler.dense.weight", ".pooler.dense.bias")
+# What reads and writes a `model_type`: `read(values)` makes the module; `write(module, values)` gives the
+# module as it is stored, its values, and notes on what is not as it came.
+FAMILIES: dict[str, Any] = dict.fromkeys(decoder_values.FAMILIES, decoder_values)
+FAMILIES |= dict.fromkeys(image_values.FAMILIES, image_values)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,20 +137,35 @@ def _folder(name: str | pathlib.Path) -> pathlib.Path:
         raise ValueError(f"{name} is no folder here, and the Hugging Face Hub says: {error}") from error
 
 
+def family_of(values: Mapping[str, Any], where: Any) -> Any:
+    """The module that reads and writes the family of a config.json.
+
+    Raises:
+      ValueError: another one, which is named with those that are known.
+    """
+    name = values.get("model_type")
+    if name not in FAMILIES:
+        raise ValueError(
+            f"{where}: the model_type {name!r} is not supported{nearest(str(name), FAMILIES)} Expected one "
+            f"of {', '.join(FAMILIES)}. Other networks are searched as modules of your own, see "
+            "docs/any_network.md."
+        )
+    for key in ("quantization_config", "per_layer_config"):
+        if values.get(key):
+            raise ValueError(
+                f"{where}: {key} is not supported. Expected weights in float32, float16 or bfloat16, and one "
+                "size for all layers; save the checkpoint without it."
+            )
+    return FAMILIES[name]
+
+
 def _check(
     folder: pathlib.Path, entries: Mapping[Any, names.Stored], shapes: Mapping[str, tuple[int, ...]]
 ) -> None:
-    """Compares the tensors of files with those of the config.
-
-    Raises:
-      ValueError: names all that are missing, left over, or of another shape.
-    """
-    expected: dict[Path, Any] = {
-        (one.name,): np.broadcast_to(np.float32(0), one.stored_shape) for one in entries.values()
-    }
-    given: dict[Path, Any] = {
-        (name,): np.broadcast_to(np.float32(0), shape) for name, shape in shapes.items()
-    }
+    """Compares the tensors of files with those of the config; ValueError names all that differ."""
+    shaped = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.float32)
+    expected: dict[Path, Any] = {(one.name,): shaped(one.stored_shape) for one in entries.values()}
+    given: dict[Path, Any] = {(name,): shaped(shape) for name, shape in shapes.items()}
     for (name,) in [*given]:
         tied = name == "lm_head.weight" and (name,) not in expected
         if tied or name.endswith(_UNUSED):
@@ -259,11 +270,7 @@ def _uniform(module: Module) -> Module:
 
 
 def _without_empty_layers(module: Module, params: dict) -> tuple[Module, dict, list[str]]:
-    """The module without the layers that have neither attention nor MLP.
-
-    Raises:
-      ValueError: no layer is left.
-    """
+    """The module without the layers that have neither attention nor MLP; ValueError if no layer is left."""
     sizes = _sizes(module)
     first, hidden = next(iter(sizes.values())), sizes["hidden"]
     kept = [i for i, (a, f) in enumerate(zip(first, hidden, strict=True)) if a or f]

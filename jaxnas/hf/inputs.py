@@ -49,15 +49,7 @@ def adapted(task: Any, config: Config) -> Any:
 
 
 def check_data(task: Any, config: Config) -> None:
-    """Compares the tokens of a text, or the classes of images, with those of a checkpoint.
-
-    Args:
-      task: that is loaded.
-      config: of `load`.
-
-    Raises:
-      ValueError: they are others.
-    """
+    """Raises ValueError where the tokens of a text, or the classes of images, are not the checkpoint's."""
     dataset: Any = getattr(task, "dataset", None)
     if "vocab_size" in config.values:
         if (vocabulary := getattr(dataset, "vocabulary", None)) is not None:

@@ -16,9 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxnas.hf.decoder import Decoder
-from jaxnas.hf.families import Module
+from jaxnas.hf.image_classifier import ImageClassifier
 from jaxnas.tensors import Path, flatten
 
+Module = Decoder | ImageClassifier
 Axes = tuple[tuple[int, ...], ...]
 _VECTOR: Axes = ((0,),)
 _TABLE: Axes = ((0,), (1,))

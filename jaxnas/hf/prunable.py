@@ -13,22 +13,25 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from jaxnas import network
 from jaxnas.annotations import Annotations
 from jaxnas.checks import check_counts
 from jaxnas.choice import Choice
+from jaxnas.cost import Cost, table_cost
+from jaxnas.elastic.width import Table, combine, constant
 from jaxnas.hf import checkpoint
 from jaxnas.hf import inputs as inputs_lib
-from jaxnas.hf.checkpoint import Config
+from jaxnas.hf.checkpoint import Config, with_layers
 from jaxnas.hf.decoder import Decoder
-from jaxnas.hf.families import Module
-from jaxnas.hf.memory import KV_GROUPS, memory_tables
-from jaxnas.hf.rebuild import rebuild
+from jaxnas.hf.names import Module
 from jaxnas.inputs import one_example
 from jaxnas.transform import Skip, analyze, order, supernet
 from jaxnas.transform.rebuild import rebuilt
 from jaxnas.transform.supernet import Supernet
 
 _PARTS = ("attention", "mlp", "layers")
+# Names of groups in an attention. Axes of size one belong to no group, and what is left has another name.
+_KV_GROUPS, _QUERIES = ("kv_heads", "heads"), ("queries", "query/hidden")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -66,15 +69,7 @@ class PrunableNetwork(Supernet):
         return dataclasses.replace(found, costs=more)
 
     def save(self, folder: str | os.PathLike, variables: Any) -> tuple[str, ...]:
-        """Writes the checkpoint of one architecture; see `jaxnas.hf.save`.
-
-        Args:
-          folder: to write to.
-          variables: of the architecture.
-
-        Raises:
-          ValueError: a network of several architectures, or other variables.
-        """
+        """Writes the checkpoint of one architecture, with its variables; see `jaxnas.hf.save`."""
         if self.space.cardinality > 1:
             raise ValueError(
                 f"save: the network has {self.space.cardinality:,} architectures; extract one, by "
@@ -139,8 +134,7 @@ class Prunable:
           The supernet and the variables of all of it.
 
         Raises:
-          ValueError: what `load` refuses; a tokenizer that is not the checkpoint's; fewer training data than
-            the calibration takes.
+          ValueError: what `load` refuses; a tokenizer that is not the checkpoint's; too few training data.
         """
         module, variables, config = checkpoint.load(self._named(), self.dtype, mesh)
         inputs_lib.check_data(task, config)
@@ -153,7 +147,7 @@ class Prunable:
         return net, variables
 
     def adapted(self, task: Any) -> Any:
-        """The task with the checkpoint's own tokenizer, or its pixels; see `jaxnas.hf.adapted`."""
+        """The task with the checkpoint's own tokenizer, or its pixels; see `jaxnas.hf.inputs.adapted`."""
         return inputs_lib.adapted(task, checkpoint.config_of(self._named()))
 
     def _named(self) -> str:
@@ -184,11 +178,99 @@ class Prunable:
             shares = self.hidden
             choices |= _by_layer("layers_*/mlp/hidden", module.hidden, groups, lambda n: _sizes(shares, n))
         if self.heads:
-            for kind in KV_GROUPS:
+            for kind in _KV_GROUPS:
                 counts = module.kv_groups if isinstance(module, Decoder) else module.heads
                 choices |= _by_layer(f"layers_*/attention/{kind}", counts, groups, lambda n: range(1, n + 1))
         patterns = {"attention": "layers_*/attention", "mlp": "layers_*/mlp", "layers": "layers_*"}
         return choices | {patterns[part]: Skip() for part in self.skip}
+
+
+def rebuild(module: Module) -> Callable[[Mapping[str, int]], Module]:
+    """The function that makes a pretrained module at the sizes of an extracted network.
+
+    Args:
+      module: of `load`, which was analyzed.
+
+    Returns:
+      For `jaxnas.extract(net, variables, arch, verify=tokens, rebuild=rebuild(module))`: a function from
+      sizes by the names of groups, and 0 or 1 of modules that may be skipped, to the module. Layers that are
+      skipped are dropped; of a layer whose attention or MLP is skipped, its size is 0.
+    """
+
+    def made(sizes: Mapping[str, int]) -> Module:
+        count = len(module.hidden)
+
+        def size(layer: int, part: str, groups: tuple[str, ...], whole: int) -> int:
+            where = f"layers_{layer}/{part}"
+            if not sizes.get(where, 1):
+                return 0
+            return next((sizes[f"{where}/{name}"] for name in groups if f"{where}/{name}" in sizes), whole)
+
+        def row(part: str, groups: tuple[str, ...], whole: tuple[int, ...]) -> tuple[int, ...]:
+            return tuple(size(i, part, groups, whole[i]) for i in range(count))
+
+        fields = {"hidden": row("mlp", ("hidden",), module.hidden)}
+        if isinstance(module, Decoder):
+            fields["kv_groups"] = row("attention", _KV_GROUPS, module.kv_groups)
+            fields["group_heads"] = row("attention", _QUERIES, module.group_heads)
+        else:
+            fields["heads"] = row("attention", ("heads",), module.heads)
+        kept = [i for i in range(count) if sizes.get(f"layers_{i}", 1)]
+        return with_layers(module.clone(width=sizes.get("width", module.width), **fields), kept)
+
+    return made
+
+
+def memory_cost(
+    net: Any, inputs: Any, module: Decoder, batch: int, length: int, dtype: Any = jnp.bfloat16
+) -> Cost:
+    """The costs of the sub-networks of a decoder, with the bytes that they need in use.
+
+    Args:
+      net: a `jaxnas.transform.Supernet` of the module.
+      inputs: of the network; see `jaxnas.cost`.
+      module: of `load`, which was analyzed.
+      batch, length: of the texts that are generated: examples, and tokens each.
+      dtype: of weights and cache.
+
+    Returns:
+      As `jaxnas.cost`, with two further costs: "kv_bytes", the key/value cache of a text of `length` tokens,
+      of which a layer with a window keeps no more than that; and "memory", the bytes of all weights and of
+      `batch` caches.
+
+    Raises:
+      ValueError: a batch or length below 1; a network whose costs cannot be told exactly.
+    """
+    if batch < 1 or length < 1:
+        raise ValueError(f"memory_cost: expected a batch and a length of at least 1; got {batch}, {length}.")
+    recorded = network.annotated(net, inputs)
+    params = tuple(entry for spec in recorded.specs.values() for entry in spec.sizes)
+    more = memory_tables(net, recorded, module, batch, length, dtype)
+    return table_cost({"params": params, "macs": recorded.macs, **more}, net.space)
+
+
+def memory_tables(
+    net: Any, recorded: Annotations, module: Decoder, batch: int, length: int, dtype: Any
+) -> dict[str, tuple[Table, ...]]:
+    """The tables of "kv_bytes" and "memory"; see `memory_cost`."""
+    size, dim = jnp.dtype(dtype).itemsize, module.form.head_dim
+    tables = {place.name: place.table(net.space) for place in net.places}
+
+    def cached(layer: int, groups: int, window: int | None) -> Table:
+        where = f"layers_{layer}/attention"
+        found = [tables[f"{where}/{name}"] for name in _KV_GROUPS if f"{where}/{name}" in tables]
+        gates = [tables[name] for name in (f"layers_{layer}", where) if name in tables]
+        tokens = length if window is None else min(length, window)
+        heads = found[0] if found else constant(groups)
+        return combine(lambda *factors: 2 * dim * size * tokens * math.prod(factors), heads, *gates)
+
+    params = tuple(entry for spec in recorded.specs.values() for entry in spec.sizes)
+    caches = tuple(map(cached, range(len(module.windows)), module.kv_groups, module.windows))
+    memory = (
+        *(combine(lambda count: count * size, entry) for entry in params),
+        *(combine(lambda count: count * batch, entry) for entry in caches),
+    )
+    return {"kv_bytes": caches, "memory": memory}
 
 
 def whole(folder: str | os.PathLike) -> Prunable:

@@ -9,7 +9,7 @@ import contextlib
 import json
 import os
 import pathlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import safetensors
@@ -47,11 +47,7 @@ class Tensors:
                 raise ValueError(f"{path} is no safetensors file, or it is damaged: {error}.") from error
 
     def read(self, name: str) -> np.ndarray:
-        """One tensor.
-
-        Raises:
-          ValueError: it has another dtype than float32, float16 or bfloat16, as quantized weights have.
-        """
+        """One tensor; ValueError for another dtype than float32, float16 and bfloat16."""
         try:
             found = self._file_of[name].get_tensor(name)
         except (safetensors.SafetensorError, TypeError, AttributeError) as error:
@@ -118,21 +114,7 @@ def write(
         header[name] = {"dtype": _DTYPES[dtype.name], "shape": list(shape), "data_offsets": [start, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    with _replacing(path, end) as file:
+    with files.replacing(path, end) as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for name in order:
             file.write(np.ascontiguousarray(tensors[name][2]()).reshape(-1).view(np.uint8).data)
-
-
-@contextlib.contextmanager
-def _replacing(path: pathlib.Path, size: int) -> Iterator:
-    """A file under another name, which takes its place when it is whole."""
-    part = path.with_name(f".{path.name}.tmp-{os.getpid()}")
-    try:
-        with files.room_for(path, size, "Nothing was replaced"), open(part, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)

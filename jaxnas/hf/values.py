@@ -1,4 +1,4 @@
-"""Values of a config.json, with errors that name the key."""
+"""Values of a config.json, with errors that name the key. A key that is null counts as absent."""
 
 from __future__ import annotations
 
@@ -6,55 +6,34 @@ from collections.abc import Mapping
 from typing import Any
 
 
+def _found(values: Mapping[str, Any], key: str, default: Any, kinds: Any, expected: str) -> Any:
+    """The value of a key, or the default; ValueError where it is of none of these types."""
+    found = default if values.get(key) is None else values[key]
+    if not isinstance(found, kinds) or isinstance(found, bool):
+        raise ValueError(f"config.json: {key} is {found!r:.80}, expected {expected}.")
+    return found
+
+
 def size(values: Mapping[str, Any], key: str, default: int | None = None) -> int:
-    """A positive int.
-
-    Args:
-      values: of a config.json.
-      key: of the size.
-      default: where the key is absent or null; None if it is required.
-
-    Raises:
-      ValueError: the key is missing, or no positive int.
-    """
-    found = values.get(key)
-    found = default if found is None else found
-    if not isinstance(found, int) or isinstance(found, bool) or found < 1:
+    """A positive int; a key without a default is required. ValueError for another value."""
+    found = _found(values, key, default, int, "a positive int")
+    if found < 1:
         raise ValueError(f"config.json: {key} is {found!r}, expected a positive int.")
     return found
 
 
 def number(values: Mapping[str, Any], key: str, default: float) -> float:
-    """A number.
-
-    Raises:
-      ValueError: the value is none.
-    """
-    found = values.get(key)
-    found = default if found is None else found
-    if not isinstance(found, int | float) or isinstance(found, bool):
-        raise ValueError(f"config.json: {key} is {found!r}, expected a number.")
-    return float(found)
+    """A number; ValueError for another value."""
+    return float(_found(values, key, default, (int, float), "a number"))
 
 
 def mapping(values: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """An object; an empty one where the key is absent or null.
-
-    Raises:
-      ValueError: the value is none.
-    """
-    found = values.get(key) or {}
-    if not isinstance(found, Mapping):
-        raise ValueError(f"config.json: {key} is {found!r:.80}, expected an object.")
-    return found
+    """An object, by default an empty one; ValueError for another value."""
+    return _found({key: values.get(key) or {}}, key, {}, Mapping, "an object")
 
 
 def one_of(values: Mapping[str, Any], key: str, default: str, allowed: Any) -> str:
-    """A name among those that are supported.
-
-    Raises:
-      ValueError: another one.
-    """
+    """A name among those that are supported; ValueError for another one."""
     found = values.get(key) or default
     if found not in allowed:
         raise ValueError(

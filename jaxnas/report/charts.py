@@ -191,8 +191,44 @@ def probabilities(run: Run, selection: SelectionOf) -> tuple[dict[str, Spec], li
                     cells.append(
                         cell | {"name": f"{plain} {place}: {option}, step {step:,}", "moment": moment}
                     )
-        found[name] = heat(cells, "probability", len(moments)) | {"title": plain}
+        chart = heat(cells, "probability", len(moments)) | {"title": plain}
+        found[f"probabilities-{len(found)}"] = chart
     return found, [step for step, _ in moments]
+
+
+def strengths(run: Run, selection: SelectionOf, error: float | None) -> tuple[dict[str, Spec], float]:
+    """How far the score fell without each option, over positions, the strongest first; and the largest fall.
+
+    DARTFormer (arXiv 2210.00641) reads them as a warning, too: where all are small, the choice is unsure.
+    `error` is what chance may make of a difference; None where that is not known.
+    """
+    scale, change = 100 if run.metric.unit == "%" else 1, "fall" if run.sign > 0 else "rise"
+    name = words.metric_name(run.metric, run.search_role, unit=True)
+    what = f"{change} of the {name}{' (points)' * (scale == 100)} without the option"
+    drops: dict[str, dict[str, list[float]]] = {}
+    rounds = "blocks" in selection.decisions[0]  # in the first all blocks were there
+    for one in selection.decisions[:1] if rounds else selection.decisions:
+        of, choice = drops.setdefault(one["name"], {}), run.result.space.choices[one["name"]]
+        options = [x for _, x in one["blocks"]] if rounds else words.options_of(choice, one.get("position"))
+        for option, drop in zip(options, one["drops"], strict=True):
+            of.setdefault(words.show(option), []).append(scale * drop)
+    shown, most = {}, 0.0
+    for number, (name, of) in enumerate(drops.items()):
+        found, rows = run.result.found.architecture.get(name), []
+        kept = {words.show(one) for one in (found if isinstance(found, list) else [found])}
+        for option, falls in sorted(of.items(), key=lambda pair: -statistics.fmean(pair[1])):
+            row = {"x": statistics.fmean(falls), "low": min(falls), "high": max(falls)}
+            most = max(most, row["x"] / scale)
+            rows.append({"s": words.plain(option), "kept": "kept" if option in kept else "not kept"} | row)
+        limit = None if error is None else 2 * scale * error
+        shown[f"strength-{number}"] = vega.bars(rows, what, limit) | {"title": words.plain(name)}
+    return shown, most
+
+
+def latency(run: Run) -> dict[str, Spec]:
+    """The measured latency of networks."""
+    rows = [{"s": x, "low": low, "x": mid, "high": high} for x, (low, mid, high) in run.milliseconds.items()]
+    return {"latency": vega.bars(rows, "latency (ms), median and quartiles")}
 
 
 def ranking(run: Run, ranking: RankingOf) -> Spec | None:

@@ -44,7 +44,7 @@ def facts_of(result: Mapping[str, Any]) -> facts.Facts:
         "heading": ("", title, ""),
         "lead": lead,
         "tiles": [],
-        "sections": [*sections, {"title": "Figures", "tables": [_table(result)]}],
+        "sections": [*sections, {"title": "Figures", "tables": [table(result)]}],
     }
 
 
@@ -60,7 +60,8 @@ def _regret(result: Mapping[str, Any], key: str, axis: vega.Axis, places: str) -
     return vega.lines(rows, axis, vega.Axis("mean regret", "~g", "log"), height=340)
 
 
-def _table(result: Mapping[str, Any]) -> dict[str, Any]:
+def table(result: Mapping[str, Any]) -> dict[str, Any]:
+    """The figures of each strategy, as a table of a page."""
     head = ["strategy", "mean", "std over searches", "different networks", "found the best"]
     head += ["networks until then, median", "mean of successes", "milliseconds"]
     rows = []

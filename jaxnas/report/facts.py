@@ -9,12 +9,14 @@ from typing import Any
 
 from flax.traverse_util import flatten_dict
 
-from jaxnas.report import advice, charts, drawing, findings, selection, vega, words
+from jaxnas.report import advice, charts, drawing, findings, words
 from jaxnas.report.findings import LATENCY, TIMES, Run
+from jaxnas.report.result import Candidate, SelectionOf
 from jaxnas.report.words import is_number
 
 Facts = dict[str, Any]
 Section = dict[str, Any]
+MOST_SHOWN = 12  # candidates
 EXACT = 1e-5  # Extraction must reproduce the supernet's outputs this closely (relative, in float32).
 AGAIN = "again"  # where `result.config` has the calls in Python that make a run again
 _USES = {
@@ -22,6 +24,14 @@ _USES = {
     "search": "held out of training; the search compares networks on it",
     "validation": "held out of training; settings are chosen on it",
     "test": "held out of training and search; measured once, at the end",
+}
+_HOW = {
+    "argmax": "the most probable option of each decision",
+    "sampling": "the best of {n} sampled architectures with inherited weights",
+    "trials": "the best of {n} sampled architectures, each trained alone for a while",
+    "perturbation": "for each decision the option whose removal harmed the supernet most",
+    "pruning": "what was left when blocks were removed one by one, the least harmful first",
+    "strongest": "the blocks whose removal harmed the supernet most",
 }
 _LOAD = """import jaxnas{imported}
 
@@ -73,7 +83,7 @@ def charts_of(page: Facts) -> dict[str, Any]:
 def _lead(run: Run) -> list[str]:
     """The work done."""
     done = [f"The space has {words.power_text(run.result.space.cardinality)} architectures."]
-    done += [selection.how(run.result.selection)] if run.result.selection is not None else []
+    done += [_how(run.result.selection)] if run.result.selection is not None else []
     for one in run.result.searches:
         parts = [f"{words.count(one.evaluations)} evaluations"]
         for cost, (low, high) in one.bounds.items():
@@ -89,13 +99,13 @@ def tiles(run: Run) -> list[tuple[str, str, str]]:
     mean, _, spread = final.text(metric, role).partition(" ± ")
     error = findings.standard_error(run, role, final.network, final.value(metric, role))
     sub = [f"± {spread}" if spread else "", final.label.partition(", ")[2]]
-    sub += [f"standard error {words.amount_text(metric, error)}"] if error else []
+    sub += [f"standard error {words.amount_text(metric, error)}" if error else ""]
     shown = [(words.metric_name(metric, role, unit=True), mean, ", ".join(filter(None, sub)))]
     for other in run.result.task.metrics[1:3]:
         if (one := final.value(other, role)) is not None:
             shown.append((words.metric_name(other, role, unit=True), words.value_text(other, one), ""))
     for name, cost in found.costs.items():
-        times = run.timed.get("milliseconds") if name == LATENCY else None
+        times = run.milliseconds if name == LATENCY else None
         sub = "measured; quartiles {0:.3g} and {2:.3g}".format(*times["found"]) if times else ""
         shown.append((words.cost_name(name), words.cost_text(times["found"][1] if times else cost), sub))
     if (part := findings.share(run)) and run.reference is not None:
@@ -109,7 +119,7 @@ def tiles(run: Run) -> list[tuple[str, str, str]]:
 
 def latency_text(run: Run) -> list[str]:
     """The measured latency as sentences; [] if there is none."""
-    if not (times := run.timed.get("milliseconds")):
+    if not (times := run.milliseconds):
         return []
     (low, middle, high), part = times["found"], findings.latency_share(run, "largest")
     batch = f"A batch of {words.count(run.timed.get('rows'))} takes {middle:.3g} ms"
@@ -126,10 +136,8 @@ def latency_text(run: Run) -> list[str]:
 def _used(run: Run) -> Iterator[Section]:
     """How long the found network takes, and how to load it."""
     result, subnet, module, chosen = run.result, run.result.subnet, run.result.module, findings.retrained(run)
-    times = run.timed.get("milliseconds", {})
-    if bars := [{"s": name, "low": low, "x": x, "high": high} for name, (low, x, high) in times.items()]:
-        drawn = {"latency": vega.bars(bars, "latency (ms), median and quartiles")}
-        yield dict(title="Latency, as measured", text=latency_text(run), charts=drawn)
+    if run.milliseconds:
+        yield dict(title="Latency, as measured", text=latency_text(run), charts=charts.latency(run))
     seed = f", seed {chosen.network.seed}" if chosen else ""
     notes = [f"Weights: {(chosen.network if chosen else result.found).weights}{seed}."]
     if result.loader:
@@ -187,7 +195,8 @@ def _tried(run: Run) -> Iterator[Section]:
         yield dict(title="What other budgets would cost", text=[text], charts=charts.budgets(record))
     if run.result.spaces:
         yield _spaces(run)
-    yield from selection.sections(run)
+    if run.result.selection is not None:
+        yield from _selection(run, run.result.selection)
     if run.history or run.result.searches:
         yield _searches(run)
     if (of := run.result.ranking) and (drawn := charts.ranking(run, of)):
@@ -200,6 +209,73 @@ def _tried(run: Run) -> Iterator[Section]:
             within = f" (95 % interval {ends[0]:.2f} to {ends[1]:.2f}, bootstrap)" if known else ""
             text.append(f"Kendall’s tau is {of.kendall_tau:.2f}{within}: 1 is the same order, 0 no relation.")
         yield dict(title="How well the supernet ranks architectures", text=text, charts={"ranking": drawn})
+
+
+def _even(selection: SelectionOf) -> bool:
+    """Whether all options had the same weight, as in a selection by removal alone."""
+    tables = selection.probabilities.values()
+    rows = [row for table in tables for row in (table if isinstance(table[0], list) else [table])]
+    return all(max(row) - min((x for x in row if x > 0), default=0) < 1e-4 for row in rows)
+
+
+def _how(selection: SelectionOf) -> str:
+    """How the found architecture came out of the supernet."""
+    even = selection.decisions and _even(selection)
+    kind = "A supernet with even weights" if even else "A differentiable search"
+    taken = _HOW.get(selection.method, words.plain(selection.method)).format(n=len(selection.candidates))
+    return f"{kind} of {words.count(selection.steps)} steps; taken: {taken}."
+
+
+def _selection(run: Run, selection: SelectionOf) -> Iterator[Section]:
+    """The probabilities of options, the candidates and the strengths of options, if there are any."""
+    steps, even = words.count(selection.steps), bool(selection.decisions) and _even(selection)
+    if selection.probabilities and not even:
+        drawn, moments = charts.probabilities(run, selection)
+        text = [f"In percent, after {steps} steps; the most probable option has its number."]
+        text.append(
+            f"The least decided choice has {words.percent(selection.confidence)} for its best option."
+        )
+        if len(moments) > 1:
+            text.append(f"The slider goes over steps {moments[0]:,} to {moments[-1]:,}.")
+        yield dict(title="How probable each option is", text=text, charts=drawn)
+    if selection.candidates:
+        yield _candidates(run, selection)
+    if selection.decisions:
+        error = findings.chance(run, selection)
+        drawn, most = charts.strengths(run, selection, error)
+        text = "The longer the bar, the more the supernet needs the option; "
+        text += "the line is the range over positions."
+        sure = "How large a difference chance makes is not known; if all are small, the choice is unsure."
+        if error is not None:
+            size = f"{words.count(selection.examples)} {run.search_role} {run.result.task.examples}"
+            within = f"within two standard errors over {size} ({words.amount_text(run.metric, 2 * error)}"
+            sure = f"What is {within}, shaded) may be chance."
+            sure = f"All are {within}): the choice may well be chance." if most < 2 * error else sure
+        yield dict(title="How strong each option is", text=[text, sure], charts=drawn)
+
+
+def _candidates(run: Run, selection: SelectionOf) -> dict[str, Any]:
+    def order(one: Candidate) -> tuple[float, float]:
+        """Those that came furthest first, and the best of these."""
+        last = (one.supernet, *one.trials)[-1]
+        return -len(one.trials), -run.sign * last if words.is_number(last) else math.inf
+
+    rungs = max(len(one.trials) for one in selection.candidates)
+    head = ["architecture", "drawn from", "supernet"]
+    head += [f"after {words.count(steps)} steps" for steps in selection.trial_steps[:rungs]]
+    rows = []
+    for one in sorted(selection.candidates, key=order):
+        cells = [words.value_text(run.metric, value) for value in (one.supernet, *one.trials)]
+        name = words.describe(one.architecture, run.result.space.choices)
+        row = [name, "anywhere" if one.explored else "the probabilities", *cells]
+        rows.append(row + [""] * (3 + rungs - len(row)))
+    name = words.metric_name(run.metric, run.search_role, unit=True)
+    text = [f"The {name} of each, inherited" + (" and after training alone." if rungs else ".")]
+    if words.is_number(selection.kendall_tau):
+        text.append(f"Kendall’s tau between the supernet and the first trials: {selection.kendall_tau:.2f}.")
+    text += [f"The best {MOST_SHOWN} of {len(rows)}."] if len(rows) > MOST_SHOWN else []
+    table = dict(head=head, rows=rows[:MOST_SHOWN], first=True)
+    return dict(title="The candidates", text=text, tables=[table])
 
 
 def _spaces(run: Run) -> Section:

@@ -15,7 +15,7 @@ import numpy as np
 from jaxnas import files
 from jaxnas.report import result as result_lib
 from jaxnas.report import words
-from jaxnas.report.result import MetricOf, Network, Result, SelectionOf, parse
+from jaxnas.report.result import AGAIN, MetricOf, Network, Result, SelectionOf, parse
 from jaxnas.report.words import is_number
 
 LATENCY = "latency_ms"
@@ -77,8 +77,8 @@ class Run:
     @property
     def bounds(self) -> dict[str, tuple[float | None, float | None]]:
         """The budget: (least, most) by cost, over all searches."""
-        pairs = [pair for search in self.result.searches for pair in search.bounds.items()]
-        return {name: pair for name, pair in pairs if pair != (None, None)}
+        every = [one.bounds for one in self.result.searches]
+        return {name: pair for one in every for name, pair in one.items() if pair != (None, None)}
 
     @property
     def cost(self) -> str | None:
@@ -89,8 +89,8 @@ class Run:
     @property
     def reference(self) -> Network | None:
         """The network to compare with: the first that the config names, else the largest."""
-        named = [net for net in self.result.networks if net.name not in result_lib.OWN_NAMES]
-        return next(iter(named), self.network("largest"))
+        named = (net for net in self.result.networks if net.name not in result_lib.OWN_NAMES)
+        return next(named, self.network("largest"))
 
     def network(self, name: str) -> Network | None:
         """A network of the result by its name."""
@@ -100,6 +100,11 @@ class Run:
         """The first metric of a network in a role, if it is a finite number."""
         value = network.metrics.get(role, {}).get(self.metric.name)
         return value if is_number(value) else None
+
+    @property
+    def milliseconds(self) -> Mapping[str, tuple[float, float, float]]:
+        """Quartile, median and quartile of the measured latency, by network; {} for none."""
+        return self.timed.get("milliseconds", {})
 
     def of_split(self, split: str) -> list[Record]:
         """Metrics of one split by increasing step."""
@@ -129,14 +134,12 @@ def read_run(workdir: str | os.PathLike) -> Run:
     if timed.get("architecture") != files.plain(result.found.architecture):
         timed = {}  # of a network that was found before
     parse(timed.get("milliseconds", {}), Mapping[str, tuple[float, float, float]], path)
-    metrics, history = _records(root, result.space.choices)
-    return Run(result, metrics, history, tuple(retrained), timed)
+    return Run(result, *_records(root, result.space.choices), tuple(retrained), timed)
 
 
 def read_so_far(workdir: str | os.PathLike, result: Result) -> Run:
     """A run that goes on: the best of the first search, else of all, is found; probabilities are the last."""
-    metrics, history = _records(files.as_path(workdir), result.space.choices)
-    run = Run(result, metrics, history)
+    run = Run(result, *_records(files.as_path(workdir), result.space.choices))
     scored = [line for line in run.history if is_number(line["score"])]
     first = [line for line in scored if result.searches and line["strategy"] == result.searches[0].name]
     if line := max(first or scored, key=lambda line: line["score"], default=None):
@@ -157,11 +160,12 @@ _METRICS = {"split": str, "step": (int, float)}
 _HISTORY = dict(strategy=str, index=int, score=(int, float, type(None)), architecture=(dict, type(None)))
 
 
-def _records(workdir: pathlib.Path, choices: Mapping[str, Any]) -> tuple[tuple[Record, ...], ...]:
+def _records(
+    workdir: pathlib.Path, choices: Mapping[str, Any]
+) -> tuple[tuple[Record, ...], tuple[Record, ...]]:
     """The records of a run of a space with these choices: the metrics and the history of `Run`."""
     history = _lines(workdir / "search" / "history.jsonl", _HISTORY)
-    path = workdir / "metrics.jsonl"
-    metrics = _lines(path, _METRICS)
+    metrics = _lines(path := workdir / "metrics.jsonl", _METRICS)
     for number, line in enumerate(metrics, 1):
         if line["split"] == "architecture":
             _check_probabilities(line, choices, f"line {number} of {path}")
@@ -175,11 +179,9 @@ def _lines(path: pathlib.Path, kinds: Mapping[str, Any]) -> list[Record]:
     """The records of a file of JSON lines, with fields of these types; [] if there is none."""
     records = files.read_lines(path)
     for number, record in enumerate(records, 1):
-        whole = record if isinstance(record, dict) else {}
         for name, kind in kinds.items():
-            if not isinstance(whole.get(name), kind):
-                again = "Bring the file back, or delete it and run again what writes it."
-                raise ValueError(f"line {number} of {path}: {name!r} is {whole.get(name)!r:.80}. {again}")
+            if not isinstance(found := record.get(name), kind):
+                raise ValueError(f"line {number} of {path}: {name!r} is {found!r:.80}. {AGAIN}")
     return records
 
 
@@ -201,9 +203,7 @@ def _check_probabilities(line: Record, choices: Mapping[str, Any], where: str) -
 class Group(NamedTuple):
     """A network with the weights of the search, or trainings of one alone that differ in the seed.
 
-    Attributes:
-      name: of the network; "found before" if another one was found since.
-      members: the trainings; the folder of a network with the weights of the search is "".
+    Its name is "found before" if another one was found since; the folder of one of the search is "".
     """
 
     name: str
@@ -251,7 +251,8 @@ def groups(run: Run) -> list[Group]:
         found.setdefault(key, []).append(one)
     alone = [Group(name, tuple(members)) for (name, *_), members in found.items()]
     alone.sort(key=lambda one: _order(run, one.value(run.metric, _ranking_role(run))))
-    return [Group(x.name, (Retrained(x, {}, ""),)) for x in (run.result.found, *run.result.networks)] + alone
+    own = [Group(net.name, (Retrained(net, {}, ""),)) for net in (run.result.found, *run.result.networks)]
+    return own + alone
 
 
 def _ranking_role(run: Run) -> str:
@@ -265,14 +266,13 @@ def _order(run: Run, value: float | None) -> float:
 
 
 def final(run: Run) -> Group:
-    """Of whom the figures of the found architecture are.
-
-    That is the best group of its trainings alone; without any, the network with the weights of the search.
-    """
+    """Of whom the figures of the found architecture are: the best group of its trainings alone, or itself."""
     own, *others = groups(run)
-    alone = [one for one in others if one.network.architecture == own.network.architecture]
-    alone = [one for one in alone if one.members[0].folder]
-    return next((one for one in alone if one.value(run.metric, run.final_role) is not None), own)
+    for one in others:
+        alone = one.members[0].folder and one.network.architecture == own.network.architecture
+        if alone and one.value(run.metric, run.final_role) is not None:
+            return one
+    return own
 
 
 def retrained(run: Run) -> Retrained | None:
@@ -292,19 +292,28 @@ def standard_error(
     """
     size = run.result.task.sizes.get(role, 0)
     examples = size if examples is None else examples
-    if words.is_accuracy(run.metric):
-        right = examples > 0 and value is not None and 0 < value < 1
-        return math.sqrt(value * (1 - value) / examples) if right and value else None
+    if run.metric.unit == "%" and run.metric.name.endswith("accuracy"):  # a share of the examples
+        known = examples > 0 and value is not None and 0 < value < 1
+        return math.sqrt(value * (1 - value) / examples) if known and value else None
     error = network.errors.get(role, {}).get(run.metric.name)
     return error if is_number(error) and examples == size else None
 
 
+def chance(run: Run, selection: SelectionOf) -> float | None:
+    """Standard error of the difference of two figures of the search role; None where it is not known.
+
+    Of accuracies, which are not stored, it is the largest that is possible: that of two shares of one half.
+    """
+    found, role = run.result.found, run.search_role
+    error = standard_error(run, role, found, 0.5, selection.examples or 0)
+    return None if error is None else math.sqrt(2) * error
+
+
 def latency_share(run: Run, other: str) -> float | None:
     """The found network's time as a part of another's; None if their quartiles overlap, or none was timed."""
-    times = run.timed.get("milliseconds", {})
-    if other not in times or times["found"][2] >= times[other][0]:
-        return None
-    return times["found"][1] / times[other][1]
+    times = run.milliseconds
+    apart = other in times and times["found"][2] < times[other][0]
+    return times["found"][1] / times[other][1] if apart else None
 
 
 def share(run: Run) -> float | None:
@@ -330,8 +339,8 @@ def headline(run: Run) -> tuple[str, str, str]:
     elif metric.unit.split()[:1] == [metric.name]:  # "nats per token" has the name "nats" in it
         before, after = "", f"{after} on the {run.final_role} data"
     if run.cost is not None:
-        times = run.timed.get("milliseconds", {}) if run.cost == LATENCY else {}
-        cost = times["found"][1] if times else run.result.found.costs[run.cost]
+        measured = run.cost == LATENCY and run.milliseconds
+        cost = run.milliseconds["found"][1] if measured else run.result.found.costs[run.cost]
         after += f" with {words.cost_amount(run.cost, cost)}"
     if run.reference is not None and (part := share(run)):
         after += f", {words.percent(part, 0)} of the {run.reference.name} network’s"

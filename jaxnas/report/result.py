@@ -16,6 +16,7 @@ from jaxnas.search import Shift
 
 VERSION = 1
 NAME = "result.json"
+AGAIN = "Bring the file back, or delete it and run again what writes it."
 # What a run calls its own networks.
 OWN_NAMES = ("found", "best inherited", "random search", "smallest", "largest")
 
@@ -223,8 +224,7 @@ def parse(value: Any, kind: Any, path: str | pathlib.Path) -> Any:
     try:
         return _as(value, kind)
     except (AttributeError, TypeError, ValueError) as error:
-        again = "Bring the file back, or delete it and run again what writes it."
-        raise ValueError(f"{path} holds something else than expected: {error}. {again}") from error
+        raise ValueError(f"{path} holds something else than expected: {error}. {AGAIN}") from error
 
 
 def _as(value: Any, kind: Any, where: str = "it") -> Any:

@@ -49,9 +49,8 @@ def cost_name(name: str) -> str:
 
 def cost_text(value: object) -> str:
     """A cost: whole numbers below a million in full, others with a unit prefix."""
-    if not is_number(value):
-        return "–"
-    return count(value) if float(value).is_integer() and abs(value) < 1e6 else short(value)
+    whole = not is_number(value) or (float(value).is_integer() and abs(value) < 1e6)
+    return count(value) if whole else short(value)
 
 
 def cost_amount(name: str, value: object) -> str:
@@ -97,11 +96,6 @@ def difference_text(metric: MetricOf, difference: float) -> str:
 def amount_text(metric: MetricOf, difference: float) -> str:
     """A difference without its sign."""
     return difference_text(metric, abs(difference)).lstrip("+±")
-
-
-def is_accuracy(metric: MetricOf) -> bool:
-    """Whether a metric is a share of examples."""
-    return metric.unit == "%" and metric.name.endswith("accuracy")
 
 
 def power_text(digits: str) -> str:

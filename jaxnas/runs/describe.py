@@ -15,8 +15,9 @@ import numpy as np
 import optax
 
 import jaxnas
-from jaxnas import files, processes, report, search
+from jaxnas import files, processes, search
 from jaxnas.inputs import describe
+from jaxnas.report.page import write_running
 from jaxnas.report.result import NAME, MetricOf, Network, Result, SearchOf, SpaceOf, TaskOf
 from jaxnas.runs.lab import Lab
 from jaxnas.runs.methods import METHODS, Search
@@ -177,4 +178,4 @@ class LivePage:
             searches=self.searches,
             config={"network": self.network},
         )
-        report.write_running(self.workdir, result, doing, reload)
+        write_running(self.workdir, result, doing, reload)

@@ -6,8 +6,9 @@ import os
 from typing import Any
 
 import jaxnas
-from jaxnas import files, hf, report
+from jaxnas import files, report
 from jaxnas.artifacts import PREPROCESSING, exported_batch
+from jaxnas.hf.prunable import PrunableNetwork
 from jaxnas.report import findings
 from jaxnas.tasks import Task
 
@@ -41,7 +42,7 @@ def save(workdir: os.PathLike, task: Task, net: Any, variables: Any) -> int | No
     Returns the batch size that the program takes; None for any.
     """
     folder = files.as_path(workdir) / SUBNET
-    if isinstance(net, hf.PrunableNetwork):
+    if isinstance(net, PrunableNetwork):
         net.save(folder, variables)
         return None
     details = files.plain(dict(task.details()))

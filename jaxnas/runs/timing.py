@@ -59,12 +59,12 @@ def time_found(
     task: Task, net: nn.Module, variables: Any, archs: Mapping[str, Arch], rows: int, workdir: os.PathLike
 ) -> None:
     """Times extracted networks, by name, from end to end, in turn, and writes what the page shows of it."""
-    spread = latency.spread(net, variables, _batch(task, rows), archs)
+    seconds = latency.measure(net, variables, _batch(task, rows), archs, repeats=50)
     record = {
         "rows": rows,
         "device": jax.devices()[0].device_kind,
         "architecture": net.space.to_dict(archs["found"]),
-        "milliseconds": {name: list(values) for name, values in spread.items()},
+        "milliseconds": {name: [1e3 * x for x in values] for name, values in seconds.items()},
     }
     files.write_json(files.as_path(workdir) / TIMED, files.plain(record))
 

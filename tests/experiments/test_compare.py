@@ -215,7 +215,7 @@ def test_a_worker_with_another_table_or_other_code_is_refused(grid):
     right = {"table_sha256": searches.digest(table, "score"), "source": source}
 
     def job(**wrong):
-        return searches.Searches("random", *place, "score", 12, None, False, **(right | wrong))
+        return searches.Searches("random", place, "score", 12, None, False, **(right | wrong))
 
     def refused(what, **wrong):
         said = f"the {what} of this worker is another one"
@@ -295,9 +295,9 @@ def test_what_ends_after_the_budget_of_seconds_was_not_found():
     codes, scores = np.asarray([[[0], [1], [2]]], np.int32), np.asarray([[1, 2, 3]], np.float32)
     ran, strategy = {"codes": codes, "scores": scores}, search.RandomSearch(table.space)
     whole = compare_binary.curves_of(table, strategy, ran, None, *objectives)
-    assert whole.networks == [3] and whole.to_best == [3]
+    assert whole.queried[:, -1] == [3] and whole.to_best == [3]
     cut = compare_binary.curves_of(table, strategy, ran, 180.0, *objectives)
-    assert cut.networks == [2] and np.isnan(cut.to_best).all()
+    assert cut.queried[:, -1] == [2] and np.isnan(cut.to_best).all()
     np.testing.assert_array_equal(cut.at("reported", np.asarray([70.0, 180.0])), [[5, 6]])
 
 

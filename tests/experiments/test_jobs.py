@@ -62,17 +62,17 @@ def test_a_job_that_was_stopped_stops_others_only_where_they_would_follow_in_thi
     told = []
 
     def as_completed(function, jobs, executor):
-        told.extend(job for (job,) in jobs)
+        told.extend(jobs)
         for number in range(3):
             yield number, None if number == 1 else ({"test": {"accuracy": 0.5}}, {})
 
     monkeypatch.setattr(executors, "as_completed", as_completed)
     monkeypatch.setattr(config, "find", lambda registry, name: CONFIGS["autoformer_digits"])
-    monkeypatch.setattr(retrain.report, "times_line", lambda times: "")
+    monkeypatch.setattr(retrain, "times_line", lambda times: "")
     assert retrain.main() == binary.STOPPED
     output = capsys.readouterr().out
     assert output.count("test: accuracy 0.5") == done and "the same command resumes" in output
     paths = [str(tmp_path / name) for name in ("small.py", "run", "data")]
-    for seed, job in enumerate(told):
+    for number, (job, architecture, weights, seed) in enumerate(told):
         assert [job.config, job.workdir, job.data_dir] == paths
-        assert job.seed == seed
+        assert (architecture, weights, seed) == ("found", "scratch", number)

@@ -14,7 +14,7 @@ import pytest
 import refusals
 
 from jaxnas import hf
-from jaxnas.hf import decoder_values, tensor_files
+from jaxnas.hf import checkpoint, decoder_values, tensor_files
 
 VALUES = dict(
     model_type="llama",
@@ -41,7 +41,7 @@ def built(folder, **more):
     """A module of a config with random weights."""
     values = {**VALUES, **more}
     module = decoder_values.read(values)
-    return module, drawn(module), hf.Config(values, folder)
+    return module, drawn(module), checkpoint.Config(values, folder)
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from scipy import special
 
 import jaxnas
 from jaxnas import data, files, hf, report, runs, search, tasks
+from jaxnas.hf import prunable
 from jaxnas.recipes import Distillation
 from jaxnas.report import result as results
 from jaxnas.runs.replacing import Imitation
@@ -168,7 +169,7 @@ def test_an_image_classifier_is_shrunk_on_images(tmp_path):
     net, variables = cuts.load(task)
     settings = runs.Search(runs.Replacements(samples=2), most_share=0.7, limit=1)
     result = runs.search_and_finish(task, net, variables, settings, runs.Lab(tmp_path / "run"))
-    whole = hf.whole(tmp_path / "run/subnet")
+    whole = prunable.whole(tmp_path / "run/subnet")
     again, stored = whole.load(task)
     metrics = make_evaluator(task, again, "test")(stored)
     np.testing.assert_allclose(metrics["accuracy"], result.found.metrics["test"]["accuracy"], atol=1e-6)

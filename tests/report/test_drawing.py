@@ -12,6 +12,7 @@ import workdirs
 import jaxnas
 from jaxnas import Choice, Depth, Size, Skip, Space, files, report, spaces
 from jaxnas.report import drawing, words
+from jaxnas.report.page import write_running
 from jaxnas.report.result import Network, Result, SpaceOf
 from jaxnas.training.plain import to_dict
 
@@ -225,6 +226,6 @@ def test_a_page_draws_what_its_result_holds(net, tmp_path):
     workdirs.write_lines(tmp_path / "live/search/history.jsonl", [line])
     best = Network(name="best so far", architecture={}, costs={}, metrics={})
     result = Result(task=report.read_run(root).result.task, space=described, found=best, config=config)
-    report.write_running(tmp_path / "live", result, "It runs.")
+    write_running(tmp_path / "live", result, "It runs.")
     drawn = workdirs.Page((tmp_path / "live/report.html").read_text()).charts["kept"]  # while the run goes on
     assert shown(drawn) == shown(page.charts["kept"])

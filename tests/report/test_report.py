@@ -19,8 +19,10 @@ from workdirs import change, facts_of, page_of, section_of
 from jaxnas import report
 from jaxnas.report import charts, findings, read_run, vega, words
 from jaxnas.report import result as result_lib
+from jaxnas.report.page import write_running
 from jaxnas.report.result import MetricOf, Network, Result, SpaceOf, TaskOf
 from jaxnas.runs.describe import LivePage
+from jaxnas.training.progress import times_line
 
 EVIL = "</script><script>alert('1')</script>\"&"
 KINDS = {
@@ -167,8 +169,8 @@ def test_numbers_in_words():
         (words.difference_text(workdirs.LOSS, 4.1 - 4.1), "±0 nats per token"),
         (words.power_text("4473920"), "4,473,920"),
         (words.power_text("5" * 400), "5.6 × 10³⁹⁹"),
-        (report.times_line({}), "Time: not known."),
-        (report.times_line(times), "Time: 1,234.5 s: 2 % input; 24.31 steps per second."),
+        (times_line({}), "Time: not known."),
+        (times_line(times), "Time: 1,234.5 s: 2 % input; 24.31 steps per second."),
     ):
         assert made.replace("\u00a0", " ") == text
 
@@ -443,7 +445,7 @@ def test_a_page_is_there_while_the_run_goes_on(roots, tmp_path):
 
     def check(expected, lacking, searches=(), **more):
         result = Result(task=finished.task, space=finished.space, found=none, searches=searches)
-        report.write_running(tmp_path, result, "The search is on its way.", **more)
+        write_running(tmp_path, result, "The search is on its way.", **more)
         page = workdirs.Page((tmp_path / "report.html").read_text())
         assert list(page.charts) == expected and "The search is on its way." in page.text
         assert (("meta", "http-equiv", "refresh") in page.attributes) == (more.get("reload", 5) is not None)

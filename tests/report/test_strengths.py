@@ -8,7 +8,7 @@ import pytest
 import workdirs
 from workdirs import section_of
 
-from jaxnas.report import read_run, selection
+from jaxnas.report import findings, read_run
 
 CASES = {
     "pruning": dict(method="pruning"),
@@ -55,14 +55,14 @@ def test_what_chance_can_do_is_the_largest_standard_error_of_a_difference_of_sha
     run = read_run(change(workdirs.mechanisms(tmp_path), examples=workdirs.SIZES["search"]))
     shares = np.linspace(0, 1, 1001)
     largest = np.sqrt(2 * shares * (1 - shares) / run.result.task.sizes["search"]).max()
-    assert selection.chance(run, run.result.selection) == pytest.approx(largest)
+    assert findings.chance(run, run.result.selection) == pytest.approx(largest)
 
     error = dataclasses.replace(run.result.found, errors={"search": {"loss": 0.3}})
     task = dataclasses.replace(run.result.task, metrics=(workdirs.LOSS,))
     of_losses = dataclasses.replace(run.result, found=error, task=task)
-    assert selection.chance(
-        dataclasses.replace(run, result=of_losses), run.result.selection
-    ) == pytest.approx(0.3 * 2**0.5)
+    assert findings.chance(dataclasses.replace(run, result=of_losses), run.result.selection) == pytest.approx(
+        0.3 * 2**0.5
+    )
 
 
 @pytest.mark.parametrize(

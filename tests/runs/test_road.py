@@ -18,6 +18,7 @@ from jaxnas.report import findings
 from jaxnas.report import result as results
 from jaxnas.runs.methods import BY_BUDGET
 from jaxnas.training import Options, Training, fit, make_mesh
+from jaxnas.training.progress import times_line
 from jaxnas.training.step import prepare
 
 TRAINING = Training(steps=3, batch_size=8, learning_rate=1e-2, warmup_steps=1, log_every=1, clip=1.0)
@@ -90,8 +91,8 @@ def check_times(method, found, path, said):
     assert min(shares.values()) >= 0 and sum(shares.values()) == pytest.approx(1)
     assert (shares["step"] > 0) == (method in TRAINS)
     assert (shares["evaluation"] > 0) == (method in EVALUATES)
-    assert report.times_line(found.times) in said
-    assert f"{100 * shares['evaluation']:.0f} % evaluation" in report.times_line(found.times)
+    assert times_line(found.times) in said
+    assert f"{100 * shares['evaluation']:.0f} % evaluation" in times_line(found.times)
 
 
 def check_loaded(net, folder, task, network):

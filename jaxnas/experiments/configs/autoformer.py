@@ -8,7 +8,6 @@ import jax.numpy as jnp
 
 from jaxnas import runs, search, spaces, supernets, tasks
 from jaxnas.experiments import Config
-from jaxnas.experiments.configs.image_tasks import augmented_cifar10
 from jaxnas.recipes import Relaxed, Sandwich, Uniform
 from jaxnas.training import Training
 
@@ -44,16 +43,12 @@ DIGITS_GUMBEL = dataclasses.replace(
     name="autoformer_digits_gumbel",
     about="The same space searched by Gumbel-softmax, with a penalty on parameters.",
     recipe=Relaxed(
-        order="first",
-        start=300,
-        every=2,
-        learning_rate=0.05,
-        cost="params",
-        cost_weight=0.5,
-        target=0.5,
+        order="first", start=300, every=2, learning_rate=0.05, cost="params", cost_weight=0.5, target=0.5
     ),
     search=runs.Search(runs.Sampling(samples=32, slack=0.2), most_share=0.6),
 )
+
+_FEW = search.Evolution(_FASHION.space, evaluations=60, population=20, parents=5, mutations=10, crossovers=10)
 
 # Kept short: the supernet is not converged after it.
 FASHION_MNIST = Config(
@@ -69,14 +64,7 @@ FASHION_MNIST = Config(
         evaluate_every=1000,
         checkpoint_every=250,
     ),
-    search=runs.Search(
-        runs.ByStrategy(
-            search.Evolution(
-                _FASHION.space, evaluations=60, population=20, parents=5, mutations=10, crossovers=10
-            )
-        ),
-        most_share=0.6,
-    ),
+    search=runs.Search(runs.ByStrategy(_FEW), most_share=0.6),
 )
 
 _FASHION_SMALL = _FASHION.clone(space=spaces.fashion_mnist_small(), patch_size=7, max_relative_position=3)
@@ -100,7 +88,10 @@ FASHION_MNIST_SMALL = dataclasses.replace(
     ),
 )
 
-# ---- CIFAR-10.
+# ---- CIFAR-10, with the augmentation of AutoFormer's and DeiT's recipe, in the size of its images.
+
+_PLAIN = tasks.Images(data="cifar10", search_fraction=0.1, crop_padding=4, flip=True)
+AUGMENTED_CIFAR10 = dataclasses.replace(_PLAIN, randaugment=9, erase=0.25, mixup=0.8, cutmix=1.0)
 
 _CIFAR = supernets.ViT(
     spaces.vit(embed_dim=(192, 224, 256), depth=(7, 8, 9), num_heads=(3, 4), mlp_ratio=(2.0, 3.0, 4.0)),
@@ -116,7 +107,7 @@ _CIFAR = supernets.ViT(
 CIFAR10 = Config(
     name="autoformer_cifar10",
     about="A vision transformer on CIFAR-10, by evolution: for a GPU.",
-    task=augmented_cifar10(),
+    task=AUGMENTED_CIFAR10,
     network=_CIFAR.clone(dtype=jnp.bfloat16),
     training=Training(
         steps=50_000,
@@ -141,18 +132,13 @@ CIFAR10_SMALL = dataclasses.replace(
     CIFAR10,
     name="autoformer_cifar10_small",
     about="The same with a small network and few steps: under 20 minutes on two cores.",
-    task=tasks.Images(data="cifar10", search_fraction=0.1, crop_padding=4, flip=True),
+    task=_PLAIN,
     network=_CIFAR_SMALL,
     training=dataclasses.replace(
         FASHION_MNIST.training, steps=1500, batch_size=64, steps_per_call=10, evaluate_every=500
     ),
     recipe=Uniform(),
-    search=dataclasses.replace(
-        FASHION_MNIST.search,
-        method=runs.ByStrategy(
-            dataclasses.replace(FASHION_MNIST.search.method.strategy, space=_CIFAR_SMALL.space)
-        ),
-    ),
+    search=runs.Search(runs.ByStrategy(dataclasses.replace(_FEW, space=_CIFAR_SMALL.space)), most_share=0.6),
 )
 
 # ---- ImageNet, as published: 500 epochs of batches of 1,024, of which 20 are a warm-up (the released code).

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from jaxnas import runs, search, spaces, supernets, tasks
 from jaxnas.experiments import Config
-from jaxnas.experiments.configs.image_tasks import augmented_cifar10
+from jaxnas.experiments.configs.autoformer import AUGMENTED_CIFAR10
 from jaxnas.recipes import Distillation, Sandwich
 from jaxnas.supernets import hybrid
 from jaxnas.training import Training
@@ -49,8 +49,7 @@ NASVIT_DIGITS = dataclasses.replace(
     about="NASViT's blocks after convolutions, on 8 x 8 digits: about ten minutes on two cores.",
     network=_NASVIT_DIGITS,
     search=dataclasses.replace(
-        DIGITS.search,
-        method=runs.ByStrategy(search.Evolution(_NASVIT_DIGITS.space, evaluations=150)),
+        DIGITS.search, method=runs.ByStrategy(search.Evolution(_NASVIT_DIGITS.space, evaluations=150))
     ),
 )
 
@@ -72,7 +71,7 @@ CIFAR10 = dataclasses.replace(
     DIGITS,
     name="hybrid_cifar10",
     about="The same on CIFAR-10: for a GPU.",
-    task=augmented_cifar10(),
+    task=AUGMENTED_CIFAR10,
     network=_SMALL.clone(dtype=jnp.bfloat16),
     training=Training(
         steps=50_000, batch_size=256, learning_rate=1e-3, warmup_steps=2000, clip=1.0, steps_per_call=10

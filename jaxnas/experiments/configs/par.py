@@ -26,12 +26,9 @@ def stacks(blocks: int) -> dict[str, Any]:
 
 
 def measure_blocks(net: supernets.TransformerXL, task: tasks.Language, rows: int) -> latency.LatencyTable:
-    """The latency of each block by itself (section 2), the same at every place.
+    """The latency of each block by itself (section 2), the same at every place, on so many rows of a segment.
 
-    Args:
-      net: the network; its sizes, memory and dtype are those that are measured.
-      task: whose segments are as long as those that are measured.
-      rows: of a segment.
+    The network's sizes, memory and dtype are measured, and the length of the task's segments.
     """
     length, keys = task.length, task.length + net.memory_length
     x = jax.random.normal(jax.random.key(0), (rows, length, net.width), net.dtype)
@@ -107,12 +104,7 @@ WIKITEXT2_SMALL = Config(
         space=spaces.par(10),
         vocabulary=33_278,
         memory_length=128,
-        cutoffs=(
-            221,
-            2502,
-            7519,
-            16987,
-        ),  # by choose_cutoffs on the training text, as all below
+        cutoffs=(221, 2502, 7519, 16987),  # by choose_cutoffs on the training text, as all below
         pre_norm=True,
         init_std=0.05,
     ),

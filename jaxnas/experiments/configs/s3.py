@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from jaxnas import runs, search, spaces, supernets, tasks
 from jaxnas.experiments import Config
-from jaxnas.experiments.configs.image_tasks import augmented_cifar10
+from jaxnas.experiments.configs.autoformer import AUGMENTED_CIFAR10
 from jaxnas.search import ShiftRule
 from jaxnas.training import Training
 
@@ -17,11 +17,8 @@ from jaxnas.training import Training
 def rules(maps: tuple[int, ...], heads: tuple[int, ...], multiple: int, deepest: int) -> dict[str, Any]:
     """How the choices of each stage may move.
 
-    Args:
-      maps: height and width of each stage's map, which its windows divide.
-      heads: legal numbers, all of which divide `multiple`.
-      multiple: of widths.
-      deepest: most blocks of a stage.
+    `maps` are height and width of each stage's map, which its windows divide; `heads` are legal numbers,
+    which divide `multiple`, as widths are multiples of it; `deepest` is the most blocks of a stage.
     """
     found = {}
     for stage, size in enumerate(maps, 1):
@@ -91,7 +88,7 @@ CIFAR10 = dataclasses.replace(
     _CIFAR,
     name="s3_cifar10",
     about="The same with patches of 2 and wide layers: for a GPU.",
-    task=augmented_cifar10(),
+    task=AUGMENTED_CIFAR10,
     network=supernets.Swin(
         _WIDE,
         image_size=32,
