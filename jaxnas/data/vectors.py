@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 
 from jaxnas import files
-from jaxnas.data.copies import data_root, local_copy
-from jaxnas.data.roles import read_only
+from jaxnas.data.prepared import data_root, local_copy
 from jaxnas.data.source_files import find_source, read_text
-from jaxnas.data.splits import uniform
+from jaxnas.data.splits import read_only, uniform
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)

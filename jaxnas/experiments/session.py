@@ -17,6 +17,7 @@ from jaxnas.cost import Cost
 from jaxnas.experiments import config as config_lib
 from jaxnas.experiments.config import Config, ConfigError
 from jaxnas.report import result
+from jaxnas.search.selections import similar_cost
 from jaxnas.space import Arch
 from jaxnas.tasks import Task
 from jaxnas.training.fit import restore
@@ -143,7 +144,7 @@ class Session:
                 return found
             name = "latency_ms" if self.config.search.latency else "macs"
             fixed = search.reachable(space, costs)[name][0]
-            alike = search.similar_cost(space, costs, name, found, stream(0, "patterns"), fixed=fixed)
+            alike = similar_cost(space, costs, name, found, stream(0, "patterns"), fixed=fixed)
             number, count = text.partition(":")[2], len(next(iter(alike.values())))
             if not number.isdecimal() or int(number) >= count:
                 known = f"expected random:K with K from 0 to {count - 1}" if count else "the space has none"

@@ -15,20 +15,17 @@ from jaxnas.predictors.features import (
 )
 from jaxnas.predictors.gp import GaussianProcess
 from jaxnas.predictors.mlp import MlpEnsemble
-from jaxnas.predictors.targets import rank_normal
-from jaxnas.predictors.transformer import Start, SupervisedTransformer, TransformerPredictor
+from jaxnas.predictors.transformer import SupervisedTransformer, TransformerPredictor
 
 __all__ = [
     "ChainCell",
     "EdgeCell",
     "GaussianProcess",
     "MlpEnsemble",
-    "Start",
     "SupervisedTransformer",
     "TransformerPredictor",
     "one_hot",
     "path_features",
     "path_tokens",
-    "rank_normal",
     "tokens",
 ]

@@ -24,6 +24,7 @@ from jaxnas.cost import Cost, cost
 from jaxnas.report.result import SampledSpaceOf, parse
 from jaxnas.runs.lab import Lab
 from jaxnas.search.bounds import feasible
+from jaxnas.search.space_evolution import LEAST_SAMPLE, et_error, shift_options
 from jaxnas.space import Arch, Space
 from jaxnas.tasks import Task
 from jaxnas.training.divergence import MENDS
@@ -208,9 +209,9 @@ def _check(task: Task, net: Any, settings: SpaceEvolution, seed: int) -> None:
       ValueError: too small a sample, an unknown cost or choice, options that their rule does not allow, or a
         bound that leaves too few architectures.
     """
-    if settings.sample < search.LEAST_SAMPLE:
+    if settings.sample < LEAST_SAMPLE:
         raise ValueError(
-            f"evolution.sample is {settings.sample}, expected at least {search.LEAST_SAMPLE} architectures."
+            f"evolution.sample is {settings.sample}, expected at least {LEAST_SAMPLE} architectures."
         )
     costs = cost(net, task.inputs)
     known = costs(net.space.smallest())
@@ -228,7 +229,7 @@ def _check(task: Task, net: Any, settings: SpaceEvolution, seed: int) -> None:
                 )
     for name, rule in settings.rules.items():
         options: Any = net.space[name].options
-        search.shift_options(name, options, 0, rule)
+        shift_options(name, options, 0, rule)
     _draw(net, costs, settings, seed, 0)
 
 
@@ -247,7 +248,7 @@ def measure_last(
     _, errors = _sample(task, net, variables, settings, lab.seed, settings.turns, lab.mesh)
     last = SampledSpaceOf(
         name=_name(settings.turns),
-        et_error=search.et_error(errors, top=settings.top),
+        et_error=et_error(errors, top=settings.top),
         errors=tuple(float(x) for x in errors),
     )
     known = dataclasses.replace(known, sampled=(*known.sampled, last))

@@ -20,8 +20,7 @@ import numpy as np
 from jaxnas import files
 from jaxnas.search import bounds
 from jaxnas.search.blas import one_thread
-from jaxnas.search.history import History, Line, settings_of
-from jaxnas.search.objective import digest_of
+from jaxnas.search.history import History, Line, digest_of, settings_of
 from jaxnas.search.proposals import listed
 from jaxnas.search.strategy import State, Strategy, as_told, check_key, score_shape
 from jaxnas.space import Arch

@@ -4,11 +4,10 @@ from jaxnas.tasks.graphs import Graphs
 from jaxnas.tasks.images import Images
 from jaxnas.tasks.language import Language
 from jaxnas.tasks.table import Table
-from jaxnas.tasks.task import ROLES, Call, Metric, Predictions, Task, check_fits, check_predicts
+from jaxnas.tasks.task import Call, Metric, Predictions, Task
 from jaxnas.tasks.text import Text
 
 __all__ = [
-    "ROLES",
     "Call",
     "Graphs",
     "Images",
@@ -18,6 +17,4 @@ __all__ = [
     "Table",
     "Task",
     "Text",
-    "check_fits",
-    "check_predicts",
 ]

@@ -18,7 +18,7 @@ class Named(Task, Generic[D]):
 
     Attributes:
       data: the name of a data set, or the data themselves, or a rule with a `name` that generates them. They
-        have a method `whole()`, see `data.roles.Parts`.
+        have a method `whole()`, see `data.splits.Parts`.
     """
 
     data: Any

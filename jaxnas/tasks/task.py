@@ -12,14 +12,9 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from jaxnas import data
 from jaxnas.inputs import describe, mistaken
 from jaxnas.network import check_contract, predictions
 from jaxnas.space import Arch, Space
-
-# Weights are trained on "train" and architectures compared on "search". Fixed networks are watched on
-# "validation", and only those that were chosen are measured on "test".
-ROLES = data.ROLES
 
 Batch = Any
 Sums = dict[str, jax.Array]

@@ -17,7 +17,8 @@ from jaxnas.cost import cost as cost_of
 from jaxnas.network import check_variables
 from jaxnas.processes import on_host
 from jaxnas.subnet import init
-from jaxnas.tasks import Task, check_fits
+from jaxnas.tasks import Task
+from jaxnas.tasks.task import check_fits
 from jaxnas.training.keys import check_seed, stream
 from jaxnas.training.mesh import everywhere, place, processes_of, shard_batch, state_sharding
 from jaxnas.training.recipe import Recipe, TrainState

@@ -19,7 +19,8 @@ from jax import lax
 
 from jaxnas import network
 from jaxnas.space import Arch
-from jaxnas.tasks import Call, check_predicts
+from jaxnas.tasks import Call
+from jaxnas.tasks.task import check_predicts
 from jaxnas.training.distillation import teacher_logits
 from jaxnas.training.mesh import everywhere, program_of, rows_of
 from jaxnas.training.recipe import Gradients, Problem, TrainState

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxnas import data
+from jaxnas.data.splits import ROLES
 from jaxnas.data.vocabulary import ByteVocabulary, WordVocabulary
 
 WORD_LISTS = st.lists(st.sampled_from("a b cc <unk> é".split()), max_size=5)
@@ -55,7 +56,7 @@ def test_sub_words_of_wikitext(pieces, corpus, wikitext, text_root):
         stream = getattr(pieces, role)
         assert stream.tokens.dtype == np.int32
         assert vocabulary.decode(stream.tokens) == wikitext[role]
-    for role in data.ROLES:
+    for role in ROLES:
         a, b = getattr(pieces, role), getattr(corpus, role)
         assert a.n_bytes == b.n_bytes and len(b) < len(a) < a.n_bytes
         assert a.documents[-1] == b.documents[-1]

@@ -13,8 +13,9 @@ from hf_checkpoints import CASES, difference, logits, make, reloaded, with_token
 from scipy import special
 
 import jaxnas
-from jaxnas import data, files, hf, report, runs, search, tasks
+from jaxnas import data, files, hf, report, runs, tasks
 from jaxnas.report import result as results
+from jaxnas.search.random_search import Listed
 from jaxnas.training import Distillation, Training, make_evaluator
 from jaxnas.training.imitation import Imitation
 
@@ -207,5 +208,5 @@ def test_mistakes(folder, text, task, loaded):
             ValueError,
             "Distillation",
         ),
-        (lambda: search.Listed(net.space), TypeError, "given"),
+        (lambda: Listed(net.space), TypeError, "given"),
     )

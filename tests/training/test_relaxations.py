@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusals import check
 
-from jaxnas.search import perturbation, pruning
+from jaxnas.search.perturbation import perturbation, pruning
 from jaxnas.space import Choice, Space
 from jaxnas.training import relaxations
 
