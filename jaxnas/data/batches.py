@@ -135,13 +135,9 @@ def _part(rows: np.ndarray, shard: tuple[int, int]) -> np.ndarray:
 
 
 def evaluation_batches(split: Split, batch_size: int, limit: int | None = None) -> dict[str, np.ndarray]:
-    """Returns a whole split in batches of one shape, for `lax.scan` or `lax.map`.
+    """Returns a whole split, or `limit` batches of it, in batches of one shape, for `lax.scan` or `lax.map`.
 
     The mean of a quantity q over the split is exactly `sum(q * weight) / sum(weight)`.
-
-    Args:
-      split: n examples, read into memory.
-      batch_size, limit: see `evaluation_rows`.
 
     Returns:
       The inputs of the split by name, as {"image": uint8 [m, B, H, W, C]}, "label": int32 [m, B] and
@@ -153,17 +149,13 @@ def evaluation_batches(split: Split, batch_size: int, limit: int | None = None) 
 
 
 def evaluation_rows(n: int, batch_size: int, limit: int | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """Returns which of n examples an evaluation takes, in batches of one shape.
+    """Returns which of n examples an evaluation takes, in m = ceil(n / B) batches of one shape or `limit`.
 
-    Args:
-      n: how many examples there are.
-      batch_size: B, also larger than n.
-      limit: batches at most; None for all. A fixed random part is drawn, since the first examples of a file
-        are often all of one class.
+    Under a limit a fixed random part is drawn, since the first examples of a file are often all of one class.
 
     Returns:
-      (rows int64 [m, B], counts bool [m, B]), with m = ceil(n / B) or the limit: examples in increasing
-      order, and whether each counts. Padding repeats the first one.
+      (rows int64 [m, B], counts bool [m, B]): examples in increasing order, and whether each counts. Padding
+      repeats the first one.
     """
     taken, m = np.arange(n), -(-n // batch_size)
     if limit is not None and limit < m:

@@ -110,13 +110,7 @@ class Decoder:
         return {"type": "Decoder", "records": self.records, "shape": self.shape}
 
     def decoded(self, rows: Sequence[int], draws: np.ndarray | None = None, scale: float = 0.0) -> np.ndarray:
-        """Decodes b records to uint8 [b, H, W, C].
-
-        Args:
-          rows: of the records.
-          draws: float64 [b, ATTEMPTS, 4] of random resized crops, see `random_box`; None for evaluation.
-          scale: of the random boxes.
-        """
+        """Decodes b records to uint8 [b, H, W, C]; draws and scale as of `decode`, [b, ATTEMPTS, 4]."""
         drawn = [None] * len(rows) if draws is None else list(draws)
         chunks = [slice(start, start + _CHUNK) for start in range(0, len(rows), _CHUNK)]
         # The next files are read while the first ones are decoded.
@@ -152,11 +146,7 @@ def _in_turn(pool: concurrent.futures.Executor | None, given: Iterator[tuple]) -
 
 
 def decoding_pool(workers: int | None) -> concurrent.futures.Executor | None:
-    """Processes that decode images; they begin with the first image, and end with this process.
-
-    Args:
-      workers: how many; None for as many as there are processors for this process, 0 for none.
-    """
+    """Processes that decode images, None for one per processor; they begin with the first image."""
     if workers is None:
         workers = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return executors.processes(workers) if workers else None

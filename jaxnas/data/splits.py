@@ -166,15 +166,10 @@ class HeldOut:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SourceImages:
-    """Images that are decoded on demand: indexing by an int array [b] gives uint8 [b, H, W, C].
-
-    Args:
-      source: of encoded images.
-      rows: int64 [n], images of the source.
-    """
+    """Images that are decoded on demand: indexing by an int array [b] gives uint8 [b, H, W, C]."""
 
     source: Decoder
-    rows: np.ndarray
+    rows: np.ndarray  # int64 [n], images of the source
 
     dtype = np.dtype(np.uint8)
     ndim = 4
@@ -229,9 +224,6 @@ class Split:
                 f"the {self.role} split has labels {dtype}{list(self.labels.shape)}, expected int32 or "
                 "floating-point [n] of at least one example"
             )
-        for name, array in self.inputs.items():
-            if len(array) != n:
-                raise ValueError(f"the {self.role} split has {len(array)} of {name!r} and {n} labels")
         if dtype == np.int32 and self.labels.min() < 0:
             raise ValueError(
                 f"the {self.role} split has the label {self.labels.min()}, expected none below 0"

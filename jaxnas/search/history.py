@@ -145,7 +145,7 @@ def cut(path: str | os.PathLike, name: str, keep: int) -> None:
 
 
 def seal(lines: Sequence[Mapping[str, Any]], before: Sequence[Line]) -> list[Line]:
-    """Returns lines as they are written, each with its digest; `before` are those that precede."""
+    """Returns lines as they are written behind those `before`, each with its digest."""
     digest = before[-1]["digest"] if before else ""
     sealed = []
     for line in lines:

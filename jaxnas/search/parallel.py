@@ -1,4 +1,9 @@
-"""Evaluations on workers. One that raises, hangs, or loses its worker has no score, and the reason beside."""
+"""Runs a search whose evaluations are a user's slow function of one architecture, on parallel workers.
+
+The strategy is asked for the next architecture as soon as a worker is free. What is asked depends only on the
+key, the number of workers and the order of the scores, which is that of the history: so a search resumes. An
+evaluation that raises, hangs, or loses its worker has no score, and the reason beside.
+"""
 
 import collections
 import concurrent.futures as futures_lib

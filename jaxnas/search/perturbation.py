@@ -1,7 +1,9 @@
 """Selection from a trained supernet by what its options contribute, not by their logits.
 
-Rethinking Architecture Selection in Differentiable NAS (Wang et al., ICLR 2021, section 4, DARTS-PT):
-decision by decision, the option is kept whose removal hurts the supernet most.
+Decision by decision, the option is kept whose removal hurts most (Rethinking Architecture Selection in
+Differentiable NAS, Wang et al., ICLR 2021, section 4, DARTS-PT). Of blocks that stand side by side, such as
+the heads of an attention, as many stay as there are positions, any of all that there are (DARTFormer, Brown
+et al., arXiv 2210.00641, section 2).
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ import numpy as np
 import optax
 
 from jaxnas.checks import check_counts, check_methods, check_numbers
+from jaxnas.search.neighbors import canonical_codes
 from jaxnas.search.proposals import propose
 from jaxnas.search.strategy import State, Strategy, as_told, check_key, ranking
 from jaxnas.space import Arch, Space
@@ -32,14 +33,6 @@ def _allowed(space: Space) -> jax.Array:
     """Which options each decision has, bool [L, W]."""
     width = max(space.sizes)
     return jnp.arange(width)[None, :] < jnp.asarray(space.sizes, jnp.int32)[:, None]
-
-
-def _pick(key: jax.Array, logits: jax.Array) -> jax.Array:
-    return jax.random.categorical(key, logits).astype(jnp.int32)
-
-
-def _canonical(space: Space, code: jax.Array) -> jax.Array:
-    return space.encode(space.canonical(space.decode(code)))
 
 
 def _decided_in_order(space: Space) -> np.ndarray:
@@ -83,7 +76,7 @@ class SoftmaxPolicy:
         """A random canonical architecture, int32 [L]."""
         del context
         logits = jnp.where(_allowed(space), params["logits"], -jnp.inf)
-        return _canonical(space, _pick(key, logits))
+        return canonical_codes(space, jax.random.categorical(key, logits))
 
     def evaluate(self, params: Any, space: Space, code: jax.Array, context: jax.Array) -> Any:
         """Log-probability, entropy and value, float32 [] each."""
@@ -160,20 +153,19 @@ class TransformerPolicy:
     def sample(self, params: Any, space: Space, key: jax.Array, context: jax.Array) -> jax.Array:
         """A random canonical architecture, int32 [L]."""
         allowed, module = _allowed(space), self._module(space)
-
         known = jnp.asarray(_decided_in_order(space))
 
         def decide(code: jax.Array, step: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
             place, key = step
             logits, _ = module.apply({"params": params}, code, context)
-            option = _pick(key, jnp.where(allowed[place], logits[place], -jnp.inf))
+            option = jax.random.categorical(key, jnp.where(allowed[place], logits[place], -jnp.inf))
             # Later decisions see what `evaluate` will show them: an inactive one is canonical.
             active = space.active_code(space.decode(code))[place] | ~known[place]
             return code.at[place].set(jnp.where(active, option, 0)), None
 
         steps = jnp.arange(space.length), jax.random.split(key, space.length)
         code, _ = jax.lax.scan(decide, jnp.zeros((space.length,), jnp.int32), steps)
-        return _canonical(space, code)
+        return canonical_codes(space, code)
 
     def evaluate(self, params: Any, space: Space, code: jax.Array, context: jax.Array) -> Any:
         """Log-probability, entropy and value, float32 [] each."""

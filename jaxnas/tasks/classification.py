@@ -13,8 +13,7 @@ import optax
 from jaxnas.checks import check_counts, check_numbers
 from jaxnas.data.batches import Batches, evaluation_batches
 from jaxnas.data.splits import Labeled
-from jaxnas.tasks.named import Named
-from jaxnas.tasks.task import Batch, Call, Metric, Predictions, Sums
+from jaxnas.tasks.task import Batch, Call, Metric, Named, Predictions, Sums
 
 L = TypeVar("L", bound=Labeled)
 

@@ -18,8 +18,7 @@ from jaxnas.data import graphs
 from jaxnas.data.batches import Batches, evaluation_rows
 from jaxnas.data.splits import Split
 from jaxnas.tasks.classification import METRICS, loss_and_sums
-from jaxnas.tasks.named import Named
-from jaxnas.tasks.task import Batch, Call, Predictions
+from jaxnas.tasks.task import Batch, Call, Named, Predictions
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -192,17 +191,12 @@ class GraphBatches:
     """Batches of graphs by their number.
 
     A batch of all graphs of a role is always the same arrays, which a training moves to its devices once.
-
-    Attributes:
-      task, role: whose graphs they are.
-      drawn: the numbers of the graphs, in batches; None where each batch has all graphs.
-      constant: the batch of all graphs.
     """
 
     task: Graphs
     role: str
-    drawn: Batches | None
-    constant: Batch | None
+    drawn: Batches | None  # the numbers of the graphs, in batches; None where each batch has all graphs
+    constant: Batch | None  # the batch of all graphs
 
     def at(self, step: int) -> Batch:
         """Returns the batch of a step, from 0."""

@@ -14,8 +14,7 @@ from jaxnas.checks import check_counts, check_numbers
 from jaxnas.data.batches import ContiguousBatches, evaluation_streams
 from jaxnas.data.text import Corpus
 from jaxnas.files import as_path
-from jaxnas.tasks.named import Named
-from jaxnas.tasks.task import Batch, Call, Metric, Predictions, Sums
+from jaxnas.tasks.task import Batch, Call, Metric, Named, Predictions, Sums
 
 METRICS = (
     Metric("nats", "nats per token", "min", lambda sums: sums["nats"] / sums["tokens"]),

@@ -106,7 +106,6 @@ def test_splits_and_data_sets_that_cannot_be_right_are_refused(digits):
 
     refusals.check(
         split("'tset'", role="tset"),
-        split("'image'", labels=LABELS[:2]),
         split("int32", labels=np.zeros(3, np.int64)),
         split("label -1", labels=LABELS[:3] - 1),
         split("at least one", inputs={"image": np.zeros((0, 2, 2, 1))}, labels=LABELS[:0]),

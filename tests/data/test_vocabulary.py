@@ -79,22 +79,6 @@ def test_sub_words_that_cannot_be(pieces, text_root, monkeypatch):
         load(text_root)
 
 
-def test_vocabularies_that_cannot_be_are_refused():
-    counts = np.zeros(3, np.int64)
-
-    def words(*names, counts=counts, words=None):
-        return lambda: WordVocabulary(counts=counts, words=words), ValueError, *names
-
-    refusals.check(
-        (lambda: ByteVocabulary(counts=counts), ValueError, "256"),
-        (lambda: ByteVocabulary(counts=counts.astype(np.int32)), ValueError, "int64", "int32"),
-        words("<unk>"),
-        words("<unk>", words=("a", "<eos>", "b")),
-        words("1 words", "3", words=("a",)),
-        words("once", counts=np.zeros(4, np.int64), words=("<eos>", "a", "a", "<unk>")),
-    )
-
-
 def test_tokens_of_another_vocabulary(corpus):
     size, decode = corpus.vocabulary.size, corpus.vocabulary.decode
     small = WordVocabulary(counts=np.zeros(2, np.int64), words=("<eos>", "<unk>"))
