@@ -84,7 +84,7 @@ def load(
     Args:
       name: TFDS name, also with config and version as in "name/config:1.0.0".
       data_dir: of prepared data; None is TFDS's own default, ~/tensorflow_datasets. gs://bucket/folder is
-        copied to this machine once, see `copies`.
+        copied to this machine once, see `prepared.local_copy`.
       search_fraction: share of the official training part that becomes `search`, stratified.
       seed: of the search split.
       image_size: height and width in pixels to which images of many sizes are decoded.

@@ -48,7 +48,7 @@ def from_folder(
     the `size`, with their proportions: see `Decoder` for evaluations and `Batches` for training.
 
     Args:
-      path: of the folder; gs://bucket/folder is copied to this machine once, see `copies`.
+      path: of the folder; gs://bucket/folder is copied to this machine once, see `prepared.local_copy`.
       size: height and width to which images are scaled, or one number for both; in memory without regard to
         their proportions, and None if they are all of one size.
       name: of the data; by default that of the folder.

@@ -15,6 +15,8 @@ from absl import logging
 from jaxnas import files
 from jaxnas.choice import nearest
 
+_CHUNK = 256  # Examples read at a time where all of a split are gone through.
+
 
 def data_root(data_dir: str | os.PathLike | None) -> pathlib.Path:
     """The folder of prepared data; None is TFDS's own default, ~/tensorflow_datasets."""
@@ -74,9 +76,6 @@ def local_copy(path: str | os.PathLike, below: str = "") -> pathlib.Path:
                 raise OSError(f"{path} was changed while it was copied. Start again.")
             files.commit_folder(new, kept)
     return kept / path.name
-
-
-_CHUNK = 256  # Examples read at a time where all of a split are gone through.
 
 
 def open_prepared(name: str, data_dir: str | os.PathLike | None) -> Any:

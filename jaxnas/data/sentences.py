@@ -1,4 +1,4 @@
-"""Texts with labels as token sequences of one length, for classification."""
+"""Texts with labels as token sequences of one length: data sets by name, lists, and tab-separated files."""
 
 from __future__ import annotations
 

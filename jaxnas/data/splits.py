@@ -16,6 +16,8 @@ from jaxnas.data.encoded import Decoder
 # "validation", and only those that were chosen are measured on "test".
 ROLES = ("train", "search", "validation", "test")
 P = TypeVar("P", bound=Any)  # The data of one `role`, which a method `join` joins with those of another.
+# Draws of a seed, none of which shares its random bits with an epoch of the batches.
+_STREAMS = {"search": 2**64 - 1, "test": 2**64 - 2, "validation": 2**64 - 3}
 
 
 def check_role(role: str) -> None:
@@ -74,10 +76,6 @@ class Parts(Generic[P]):
         if self.search is None:
             return self
         return dataclasses.replace(self, train=self.train.join(self.search), search=None)
-
-
-# Draws of a seed, none of which shares its random bits with an epoch of the batches.
-_STREAMS = {"search": 2**64 - 1, "test": 2**64 - 2, "validation": 2**64 - 3}
 
 
 @functools.lru_cache(maxsize=8)

@@ -1,4 +1,4 @@
-"""Text as streams of tokens, one for each role."""
+"""Text for language models: train / search / validation / test streams of tokens."""
 
 from __future__ import annotations
 
@@ -26,6 +26,15 @@ from jaxnas.data.vocabulary import (
     word_vocabulary,
 )
 from jaxnas.files import as_path
+
+_SLACK = 10  # A stream that is held out may be a tenth longer or shorter, to begin where a document does.
+# Where a document starts, in the corpora whose files don't tell otherwise. A title of WikiText has
+# a blank line on both sides: rows of tables may look like one, but for that.
+_STARTS = {
+    "wikitext2": rb"(?m)^ *\n *= (?!= )[^\n]*(?<! =) = *\n(?= *\n)",
+    "enwik8": rb"  <page>\n",
+    "tiny_shakespeare": None,
+}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -92,16 +101,6 @@ class Corpus(Parts[Stream]):
                     f"the {role} stream has the token {stream.tokens.max()}, and the vocabulary has "
                     f"{self.vocabulary.size}; make both with one vocabulary."
                 )
-
-
-_SLACK = 10  # A stream that is held out may be a tenth longer or shorter, to begin where a document does.
-# Where a document starts, in the corpora whose files don't tell otherwise. A title of WikiText has
-# a blank line on both sides: rows of tables may look like one, but for that.
-_STARTS = {
-    "wikitext2": rb"(?m)^ *\n *= (?!= )[^\n]*(?<! =) = *\n(?= *\n)",
-    "enwik8": rb"  <page>\n",
-    "tiny_shakespeare": None,
-}
 
 
 def load_text(

@@ -1,4 +1,4 @@
-"""Text as numbers and back: bytes, words, sub-words, symbols."""
+"""Text as numbers and back: bytes, words, sub-words, symbols; and texts as rows of tokens of one length."""
 
 from __future__ import annotations
 
@@ -21,6 +21,14 @@ from jaxnas.data.splits import read_only
 
 UNKNOWN, END_OF_LINE = "<unk>", "<eos>"
 TOKENIZER = "tokenizer.json"
+KINDS = ("words", "english", "bytes", "symbols")
+PADDING = "<pad>"  # Of symbols alone: a row of words is filled up with <eos>, and one of bytes with 0.
+# Endings as the Penn Treebank parts them, numbers, words with hyphens, and runs of one mark. So "don't"
+# becomes "do n't", and what was parted before stays as it is.
+_ENGLISH = re.compile(
+    r"n't\b|\w+?(?=n't\b)|'(?:s|re|ve|ll|d|m)\b|\d+(?:[.,]\d+)*(?!\w)|\w+(?:-\w+)*|([^\w\s])\1*"
+)
+Parts = Sequence[str] | bytes
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -228,17 +236,6 @@ def _tokenizers() -> Any:
             "Sub-words and a tokenizer.json need the package tokenizers: pip install 'jaxnas[hf]'"
         ) from error
     return tokenizers
-
-
-KINDS = ("words", "english", "bytes", "symbols")
-PADDING = "<pad>"  # Of symbols alone: a row of words is filled up with <eos>, and one of bytes with 0.
-# Endings as the Penn Treebank parts them, numbers, words with hyphens, and runs of one mark. So "don't"
-# becomes "do n't", and what was parted before stays as it is.
-_ENGLISH = re.compile(
-    r"n't\b|\w+?(?=n't\b)|'(?:s|re|ve|ll|d|m)\b|\d+(?:[.,]\d+)*(?!\w)|\w+(?:-\w+)*|([^\w\s])\1*"
-)
-
-Parts = Sequence[str] | bytes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Scaled inputs and the training loop of predictors that are trained by gradients."""
+"""What predictors share: transformed targets, scaled inputs, their checks, and training by gradients."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""AutoFormer's evolutionary search (arXiv 2107.00651, section 3.4)."""
+"""AutoFormer's evolutionary search (arXiv 2107.00651, section 3.4), and regularized evolution."""
 
 import dataclasses
 import functools
@@ -11,6 +11,8 @@ from jaxnas.search.neighbors import mutants, mutate_one
 from jaxnas.search.proposals import propose
 from jaxnas.search.strategy import State, Strategy, ranking
 from jaxnas.space import Arch
+
+_ATTEMPTS = 32  # Mutants of a tournament's winner that are tried where a new or feasible one is asked for.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,16 +111,13 @@ class Evolution(Strategy):
         return jax.vmap(child)(jax.random.split(key, n), order[first], order[second])
 
 
-_ATTEMPTS = 32  # Mutants of the winner that are tried where a new or feasible one is asked for.
-
-
 @dataclasses.dataclass(frozen=True)
 class RegularizedEvolution(Strategy):
-    """Mutates the winner of a tournament among the youngest; use as `Strategy`.
+    """Mutates the winner of a tournament among the youngest (Real et al., AAAI 2019, section 3).
 
-    The population is what was evaluated last: the oldest leaves, however good it is. A mutation
-    changes one decision. As published, an architecture may be evaluated again; with `unique`,
-    bounds or `canonical` it is not, and the next mutant is tried.
+    Use as `Strategy`. The population is what was evaluated last: the oldest leaves, however good it is. A
+    mutation changes one decision. As published, an architecture may be evaluated again; with `unique`, bounds
+    or `canonical` it is not, and the next mutant is tried.
 
     Attributes:
       population: how many are alive.

@@ -24,6 +24,7 @@ from jaxnas.search import runner
 from jaxnas.search.strategy import Strategy, begin_evaluation, end_evaluation
 
 _CANCELED = 60.0  # Seconds in which Ray ends a call that was canceled, also on a busy machine.
+_log = logging.getLogger(__name__)
 
 
 class Processes(futures_lib.Executor):
@@ -205,9 +206,6 @@ def _number(value: Any) -> float | None:
         return float(array) if array.shape == () and array.dtype.kind in "fiu" else None
     except (TypeError, ValueError, RuntimeError):  # by arrays of other libraries
         return None
-
-
-_log = logging.getLogger(__name__)
 
 
 def run_parallel(

@@ -1,4 +1,4 @@
-"""Random search: the baseline every other strategy has to beat."""
+"""Strategies that learn nothing: random search, the baseline of all others, and given architectures."""
 
 import dataclasses
 import functools

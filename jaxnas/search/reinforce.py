@@ -1,6 +1,7 @@
-"""Policies: distributions over the architectures of a space, with parameters that can be trained.
+"""Reinforcement learning: a policy draws architectures and is trained on their scores.
 
-A policy is a frozen dataclass with pure functions of its parameters:
+REINFORCE (Williams 1992; Zoph and Le 2017) and PPO (Schulman et al. 2017), for any policy: a frozen
+dataclass with pure functions of its parameters.
 
   init(key, space) -> params
   sample(params, space, key, context) -> code, int32 [L]
@@ -27,6 +28,7 @@ from jaxnas.search.strategy import State, Strategy, as_told, check_key, ranking
 from jaxnas.space import Arch, Space
 
 CONTEXT = 3
+_DRAWS = 8  # Draws of the policy for each architecture asked: most are known once it is sure.
 
 
 def _allowed(space: Space) -> jax.Array:
@@ -173,9 +175,6 @@ class TransformerPolicy:
         return *_score(space, logits, code), value
 
 
-_DRAWS = 8  # Draws of the policy for each architecture asked: most are known once it is sure.
-
-
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Learner:
@@ -196,7 +195,7 @@ class Reinforce(Strategy):
     the policy's draws the new ones are asked for, and random ones if there are too few.
 
     Attributes:
-      policy: see `policies`.
+      policy: draws the architectures; see this module.
       batch: architectures for each update.
       learning_rate: of Adam.
       baseline: "average" (moving, of the rewards) or "value" (the policy's own prediction).

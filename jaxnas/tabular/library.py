@@ -1,4 +1,4 @@
-"""Files of tables: where they are, and digests of arrays."""
+"""Tables by name, and where their files are."""
 
 import functools
 import hashlib

@@ -1,4 +1,4 @@
-"""The protocol of a task: data, loss and metrics, for training, search and retraining."""
+"""The protocol of a task: data, loss and metrics; and what tasks share whose data have a name."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from jaxnas.space import Arch, Space
 
 Batch = Any
 Sums = dict[str, jax.Array]
+D = TypeVar("D", bound=Any)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -305,9 +306,6 @@ def _takes_soft(run: Callable[[Arch], Any], space: Space) -> bool:
     except Exception:  # the message of the hard one is told
         return False
     return True
-
-
-D = TypeVar("D", bound=Any)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
