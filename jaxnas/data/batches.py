@@ -29,8 +29,8 @@ class Batches:
       shard: (index, count): this process takes the index-th of count equal parts of each batch.
       repeats: how often an example comes in a row, each time augmented differently (repeated augmentation,
         Hoffer et al. 2020, section 2). Epochs stay as long, and each shows a part of the examples.
-      crop_scale: smallest share of the area of an image that is decoded on demand which its random box has; 0
-        for images as they are evaluated. A box is a function of seed, step and place in the batch.
+      crop_scale: smallest share of its area that a random box of an image has, where images are decoded on
+        demand; 0 for no such crop. A box is a function of seed, step and place in the batch.
       lengths: of batches of sequences, increasing; the last holds all sequences of the split, which has a
         "mask". Each batch but a few has examples of about one length, and is cut behind the longest of them.
         None to batch examples as they come, at full length.
@@ -69,12 +69,12 @@ class Batches:
           The inputs of the split by name, as {"image": uint8 [b, H, W, C]}, and "label": int32 [b],
           b = batch_size / shard count. With `lengths` inputs are [b, t, ...], t the same for all processes.
         """
-        rows = self.rows(step)
-        own = _part(rows, self.shard)
+        rows, places = self.rows(step), _part(np.arange(self.batch_size), self.shard)
+        own = rows[places]
         if self.crop_scale:
             images = self.split.images
             assert isinstance(images, SourceImages)
-            draws = np.stack([self.draws(step, place) for place in _part(np.arange(len(rows)), self.shard)])
+            draws = np.stack([self.draws(step, place) for place in places])
             cropped = images.source.decoded(images.rows[own].tolist(), draws, self.crop_scale)
             return {"image": cropped, "label": self.split.labels[own]}
         batch = self.split.take(own)
@@ -101,22 +101,19 @@ class Batches:
 
     @functools.cached_property
     def _orders(self) -> Callable[[int], np.ndarray]:
-        """The examples of an epoch in the order of its batches; drawn once, and not for each batch."""
+        return functools.lru_cache(maxsize=2)(self._order)  # An epoch is drawn once, not for each batch.
 
-        @functools.lru_cache(maxsize=2)
-        def order(epoch: int) -> np.ndarray:
-            random = np.repeat(permutation(len(self.split), self.seed, epoch), self.repeats)[
-                : len(self.split)
-            ]
-            if self.lengths is None:
-                return random
-            # What no whole batch has room for is left out before the examples are sorted: any of them, then.
-            random = random[: self.steps_per_epoch * self.batch_size]
-            bucket = np.searchsorted(self.lengths, self._tokens[random])
-            batches = random[np.argsort(bucket, kind="stable")].reshape(-1, self.batch_size)
-            return batches[permutation(len(batches), self.seed, _SHUFFLES + epoch)].reshape(-1)
-
-        return order
+    def _order(self, epoch: int) -> np.ndarray:
+        """The examples in the order in which the batches of an epoch take them, int64."""
+        n = len(self.split)
+        random = np.repeat(permutation(n, self.seed, epoch), self.repeats)[:n]
+        if self.lengths is None:
+            return random
+        # What no whole batch has room for is left out before the examples are sorted: any of them, then.
+        random = random[: self.steps_per_epoch * self.batch_size]
+        bucket = np.searchsorted(self.lengths, self._tokens[random])
+        batches = random[np.argsort(bucket, kind="stable")].reshape(-1, self.batch_size)
+        return batches[permutation(len(batches), self.seed, _SHUFFLES + epoch)].reshape(-1)
 
 
 def check_shards(batch_size: int, shard: tuple[int, int]) -> None:
