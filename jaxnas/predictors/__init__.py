@@ -5,14 +5,7 @@ A predictor is a frozen dataclass with `fit(key, inputs, targets, mask) -> fitte
 mask grows as results arrive.
 """
 
-from jaxnas.predictors.features import (
-    ChainCell,
-    EdgeCell,
-    one_hot,
-    path_features,
-    path_tokens,
-    tokens,
-)
+from jaxnas.predictors.features import ChainCell, EdgeCell, one_hot, path_features, path_tokens, tokens
 from jaxnas.predictors.gp import GaussianProcess
 from jaxnas.predictors.mlp import MlpEnsemble
 from jaxnas.predictors.transformer import SupervisedTransformer, TransformerPredictor

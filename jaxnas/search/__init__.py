@@ -12,10 +12,7 @@ from jaxnas.search.random_search import RandomSearch
 from jaxnas.search.reinforce import PPO, Reinforce, SoftmaxPolicy, TransformerPolicy
 from jaxnas.search.runner import run, scan
 from jaxnas.search.selections import argmax, candidates
-from jaxnas.search.space_evolution import (
-    ShiftRule,
-    evolve_space,
-)
+from jaxnas.search.space_evolution import ShiftRule, evolve_space
 from jaxnas.search.strategy import Pool, Strategy, ranking
 from jaxnas.search.successive_halving import Hyperband, SuccessiveHalving
 

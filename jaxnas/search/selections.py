@@ -125,14 +125,7 @@ def _first(space: Space, codes: np.ndarray, canonical: Callable[[Arch], Arch] | 
 
 
 def similar_cost(
-    space: Space,
-    cost: Cost,
-    name: str,
-    arch: Arch,
-    key: jax.Array,
-    *,
-    count: int = 64,
-    fixed: float = 0.0,
+    space: Space, cost: Cost, name: str, arch: Arch, key: jax.Array, *, count: int = 64, fixed: float = 0.0
 ) -> Arch:
     """Draws different random architectures as dear as a given one: a baseline of equal cost.
 

@@ -7,14 +7,4 @@ from jaxnas.tasks.table import Table
 from jaxnas.tasks.task import Call, Metric, Predictions, Task
 from jaxnas.tasks.text import Text
 
-__all__ = [
-    "Call",
-    "Graphs",
-    "Images",
-    "Language",
-    "Metric",
-    "Predictions",
-    "Table",
-    "Task",
-    "Text",
-]
+__all__ = ["Call", "Graphs", "Images", "Language", "Metric", "Predictions", "Table", "Task", "Text"]
