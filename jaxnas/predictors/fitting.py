@@ -10,12 +10,7 @@ import optax
 
 
 def scaling(groups: list[jax.Array], mask: jax.Array) -> tuple[list[jax.Array], list[jax.Array]]:
-    """The mean of each column [F] and the scale [] of each group, for `columns`.
-
-    Args:
-      groups: inputs, float32 [N, F] each.
-      mask: the rows that count, bool [N].
-    """
+    """The mean of each column [F] and the scale [] of each group, float32 [N, F], in the rows that count."""
     count = jnp.maximum(mask.sum(dtype=jnp.float32), 1.0)
     mean = [jnp.where(mask[:, None], group, 0).sum(0) / count for group in groups]
     scale = [
@@ -36,14 +31,7 @@ def columns(groups: list[jax.Array], mean: list[jax.Array], scale: list[jax.Arra
 def descend(
     loss: Callable[[Any, Any], jax.Array], params: Any, optimizer: optax.GradientTransformation, draws: Any
 ) -> Any:
-    """Parameters after a step of the optimizer for each of the draws; traceable.
-
-    Args:
-      loss: of the parameters and one draw, float32 [].
-      params: to start from.
-      optimizer: of the parameters.
-      draws: an array with the steps in front, such as keys.
-    """
+    """Parameters after a step of the optimizer for each draw, such as a key, from which a loss follows."""
 
     def step(carry: Any, draw: Any) -> tuple[Any, None]:
         params, state = carry

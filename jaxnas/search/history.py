@@ -29,11 +29,6 @@ _FIRST = b'{"index": '  # the start of each line
 class History:
     """The lines of a search: those of its file are replayed, others are appended to it.
 
-    Attributes:
-      recorded: the lines of the file.
-      lines: those that the search has made so far, in order.
-      resumed: how many of these were taken from the file.
-
     Args:
       path: of the file; None for none.
       name: of the search.
@@ -50,8 +45,8 @@ class History:
     ) -> None:
         self.path, self.name, self.settings = path, name, settings
         self.recorded: list[Line] = [] if path is None else read(path, name)
-        self.lines: list[Line] = []
-        self.resumed = 0
+        self.lines: list[Line] = []  # those that the search has made so far, in order
+        self.resumed = 0  # how many of these were taken from the file
         processes.wait("the history is read")  # before the first of several processes writes to it
         _check_settings(self.recorded, settings, path)
         if len(self.recorded) > evaluations:

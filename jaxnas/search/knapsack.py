@@ -46,12 +46,7 @@ class Replacements:
         return self.space.decode(self.codes[0])
 
     def total(self, scores: Any, arch: Arch) -> float:
-        """Estimates the score of a combination: that of the base, and the change of each place that differs.
-
-        Args:
-          scores: of the architectures, float [n].
-          arch: which combines some of them.
-        """
+        """Estimates a combination's score: that of the base, and the change of each place that differs."""
         code, base = np.asarray(self.space.encode(self.space.canonical(arch))), self.codes[0]
         moved = self.codes != base
         used = [i for i in range(1, len(moved)) if np.array_equal(self.codes[i][moved[i]], code[moved[i]])]

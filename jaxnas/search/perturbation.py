@@ -103,13 +103,9 @@ def pruning(
 
     Args:
       space: with one decision, repeated, whose positions can be exchanged.
-      weights: a soft architecture, float [positions, options], mostly uniform.
-      evaluate: from a batch of soft architectures to scores, float [n]; higher is better. It is called once
-        in each round, with a row for each block that is left, and one.
-      at_once: whether all blocks that go are chosen in the first round. Otherwise the weakest one goes in
-        each round.
-      tune: called with the soft architecture after each round but the last, to train the weights under it.
-      renormalize: whether the weights of a position keep their sum when a block goes.
+      weights, evaluate, tune, renormalize: as of `perturbation`, but for rounds: in each of them there is a row
+        for each block that is left, and one.
+      at_once: whether all blocks that go are chosen in the first round, and not the weakest one in each.
 
     Returns:
       The hard architecture, and for each round: the "name" of the decision, its "position", which is None,

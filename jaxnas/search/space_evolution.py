@@ -30,11 +30,7 @@ _SURE = 2  # standard errors; a slope within them is taken for chance
 
 
 def et_error(errors: Any, *, top: int = TOP) -> float:
-    """Returns the E-T error of a sample: half its mean error and half the mean of its `top` least errors.
-
-    Args:
-      errors: of the architectures, [n]; less is better.
-      top: how many count for the top-tier error; all, where there are no more.
+    """Returns the E-T error of errors [n]: half their mean and half the mean of the `top` least of them.
 
     Raises:
       ValueError: errors that are no numbers, another shape, fewer than 10 architectures, or a top below 1.
