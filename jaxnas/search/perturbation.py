@@ -103,7 +103,7 @@ def pruning(
 
     Args:
       space: with one decision, repeated, whose positions can be exchanged.
-      weights, evaluate, tune, renormalize: as of `perturbation`, but for rounds: in each of them there is a row
+      weights, evaluate, tune, renormalize: as of `perturbation`, but for rounds: in each there is a row
         for each block that is left, and one.
       at_once: whether all blocks that go are chosen in the first round, and not the weakest one in each.
 
