@@ -219,6 +219,6 @@ def test_a_search_on_ray_waits_for_what_it_cancelled():
 
 
 def test_a_search_on_ray_that_cannot_end_what_it_cancelled_says_so(monkeypatch):
-    monkeypatch.setattr(search.workers, "_CANCELED", 0.1)
+    monkeypatch.setattr(search.parallel, "_CANCELED", 0.1)
     stuck = lambda: parallel(ALL, objectives.count, executor=Cancelled(after=None), timeout=0.05)  # noqa: E731
     refusals.check((stuck, RuntimeError, "all 1 workers"))
