@@ -1,6 +1,6 @@
 """How one architecture was taken from a supernet: probabilities, candidates, and the strengths of options.
 
-The strengths are those of a selection by removal (`perturbation` and `pruning` of `search.perturbation`). DARTFormer
+The strengths are those of a selection by removal (see `search.perturbation`). DARTFormer
 (arXiv 2210.00641) reads them as a warning, too: where all are small, the choice is not reliable.
 """
 
