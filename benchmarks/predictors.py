@@ -23,6 +23,7 @@ from threadpoolctl import threadpool_limits
 
 from jaxnas import files, predictors, tabular
 from jaxnas.experiments import binary, strategies
+from jaxnas.predictors.transformer import Start
 
 _DATA = flags.DEFINE_string("data_dir", None, "Where the tables are; by default $JAXNAS_DATA.")
 _TABLE = flags.DEFINE_enum("table", "nasbench201", tabular.names(), "Table.")
@@ -103,7 +104,7 @@ def make(name: str, table: Table) -> tuple[Any, Any]:
         teacher = predictors.TransformerPredictor(
             table["kinds"], table["places"], steps=_STEPS.value, members=3
         )
-        start = predictors.Start(jax.jit(teacher.pretrain)(jax.random.key(0), table["inputs"]))
+        start = Start(jax.jit(teacher.pretrain)(jax.random.key(0), table["inputs"]))
         predictor = predictors.SupervisedTransformer(
             table["kinds"], table["places"], start=start, structure=False
         )

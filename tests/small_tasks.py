@@ -10,6 +10,9 @@ import numpy as np
 from user_networks import Elastic, ElasticMlp
 
 from jaxnas import Choice, Space, data, spaces, supernets, tasks
+from jaxnas.data.sentences import Sentences
+from jaxnas.data.splits import Split
+from jaxnas.data.text import Corpus, Stream
 from jaxnas.data.vocabulary import ByteVocabulary, WordVocabulary
 from jaxnas.elastic import Dense, Embedding, Mixture, fixed, width
 from jaxnas.supernets import graph_operations as ops
@@ -35,12 +38,12 @@ def random_sentences(random):
         mask = np.arange(7) < lengths[:, None]
         tokens = np.where(mask, random.integers(2, 4, (count, 7)), 5)
         tokens[:, 0] = labels
-        return data.Split(role, {"tokens": tokens.astype(np.int32), "mask": mask}, labels.astype(np.int32))
+        return Split(role, {"tokens": tokens.astype(np.int32), "mask": mask}, labels.astype(np.int32))
 
     sizes = {"train": 64, "search": 24, "test": 30}
     splits = {role: split(role, count) for role, count in sizes.items()}
     none = dict.fromkeys(sizes, 0)
-    return data.Sentences(
+    return Sentences(
         name="sentences", classes=("no", "yes"), vocabulary=vocabulary, unknown=none, cut=none, **splits
     )
 
@@ -74,12 +77,12 @@ def task_of(kind):
 
     def stream(role, count):
         tokens, documents = random.integers(0, 7, count), np.sort(random.integers(0, 3, count))
-        return data.Stream(role, tokens.astype(np.int32), documents.astype(np.int32), 2 * count)
+        return Stream(role, tokens.astype(np.int32), documents.astype(np.int32), 2 * count)
 
     vocabulary = ByteVocabulary(counts=np.bincount(np.arange(7), minlength=256))
     sizes = {"train": 400, "search": 90, "validation": 80, "test": 70}
     streams = {role: stream(role, count) for role, count in sizes.items()}
-    corpus = data.Corpus(name="tokens", vocabulary=vocabulary, **streams)
+    corpus = Corpus(name="tokens", vocabulary=vocabulary, **streams)
     return tasks.Language(data=corpus, length=8, by_document=True, evaluation_rows=4, memory_length=6)
 
 

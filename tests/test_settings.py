@@ -63,9 +63,7 @@ SETTINGS = {
 }
 # What these packages give back, or hand to the functions of a user.
 NO_SETTINGS = {
-    *(search.EvolvedSpace, search.Result, search.Shift, search.Standing, search.State),
     runs.Lab,
-    search.Listed,  # its pool says how many evaluations there are
 }
 GROUPS = {training.Training: "training.", runs.Search: "search.", runs.SpaceEvolution: "evolution."}
 GROUPS |= dict.fromkeys(METHODS.values(), "search.method.")

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from jaxnas.files import write_arrays
-from jaxnas.tabular import files, nasbench201, nasbench_graph
+from jaxnas.tabular import library, nasbench201, nasbench_graph
 
 # The package's names of NAS-Bench-201's data sets.
 _NB201 = {"cifar10": "cifar10.pkl", "cifar100": "cifar100.pkl", "imagenet16_120": "imagenet.pkl"}
@@ -271,7 +271,7 @@ def write(arrays: dict[str, np.ndarray], file: str, out: pathlib.Path) -> pathli
       ValueError: the arrays are not those that are known.
       FileExistsError: the file is there.
     """
-    found, path = files.digest(arrays), out / file
+    found, path = library.digest(arrays), out / file
     if path.exists():
         raise FileExistsError(
             f"{path} is there and was kept; it may hold more than the packages do. To make it anew, remove "
@@ -332,7 +332,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument(
         "--out",
         type=pathlib.Path,
-        default=files.data_directory(),
+        default=library.data_directory(),
         help="data directory (default: $JAXNAS_DATA, else ~/.cache/jaxnas)",
     )
     parser.add_argument(

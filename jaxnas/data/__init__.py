@@ -1,45 +1,21 @@
-"""Images, texts, graphs and rows of numbers: their splits, batches and augmentation."""
+"""Images, texts, graphs and rows of numbers in roles, and the augmentation of images."""
 
 from jaxnas.data import augment
-from jaxnas.data.arrays import from_arrays
-from jaxnas.data.augment import normalize
-from jaxnas.data.batches import Batches, CroppedBatches, LengthBatches, evaluation_batches
-from jaxnas.data.corpus import Corpus, Stream
-from jaxnas.data.datasets import Dataset, load
-from jaxnas.data.encoding import Encoding
-from jaxnas.data.expressions import ListOps, listops
-from jaxnas.data.graphs import Graphs, from_graph, from_graphs, load_graph
+from jaxnas.data.expressions import ListOps
+from jaxnas.data.graphs import from_graph, from_graphs, load_graph
+from jaxnas.data.images import from_arrays, load
 from jaxnas.data.pictures import from_folder
-from jaxnas.data.roles import ROLES
-from jaxnas.data.sentences import Sentences, load_sentences
-from jaxnas.data.splits import HeldOut, SourceImages, Split
-from jaxnas.data.streams import ContiguousBatches, evaluation_streams
-from jaxnas.data.tables import Table, from_table
+from jaxnas.data.sentences import from_texts, from_tsv, load_sentences
+from jaxnas.data.splits import HeldOut
+from jaxnas.data.tables import from_table
 from jaxnas.data.text import from_text, load_text
-from jaxnas.data.texts import from_texts, from_tsv
-from jaxnas.data.vocabulary import Vocabulary
+from jaxnas.data.vocabulary import Encoding
 
 __all__ = [
-    "ROLES",
-    "Batches",
-    "ContiguousBatches",
-    "Corpus",
-    "CroppedBatches",
-    "Dataset",
-    "Graphs",
-    "HeldOut",
     "Encoding",
-    "LengthBatches",
+    "HeldOut",
     "ListOps",
-    "Sentences",
-    "SourceImages",
-    "Split",
-    "Stream",
-    "Table",
-    "Vocabulary",
     "augment",
-    "evaluation_batches",
-    "evaluation_streams",
     "from_arrays",
     "from_folder",
     "from_graph",
@@ -48,10 +24,8 @@ __all__ = [
     "from_text",
     "from_texts",
     "from_tsv",
-    "listops",
     "load",
     "load_graph",
     "load_sentences",
     "load_text",
-    "normalize",
 ]

@@ -196,14 +196,8 @@ def cutmix(
     cut off. The labels are blended by the areas that are left.
 
     Args:
-      key: random key.
-      images: [B, H, W, C].
-      labels: int32 [B].
-      num_classes: K.
+      key, images, labels, num_classes: as of `mixup`; so is what is returned.
       alpha: the share of its own that each image should keep is drawn from Beta(alpha, alpha), alpha > 0.
-
-    Returns:
-      (images, soft labels float32 [B, K], whose rows sum to 1).
     """
     partners, weights, rows, columns = jax.random.split(key, 4)
     partner = jax.random.permutation(partners, len(images))
@@ -227,18 +221,12 @@ def mixup_or_cutmix(
     labels: jax.Array,
     num_classes: int,
     alphas: tuple[float, float] = (0.8, 1.0),
-    switch: float = 0.5,
 ) -> tuple[jax.Array, jax.Array]:
-    """Mixes a whole batch by `mixup` or by `cutmix`, at random, as timm does for DeiT and AutoFormer.
+    """Mixes a whole batch by `mixup` or by `cutmix`, one as often as the other, as timm does for DeiT.
 
     Args:
-      key: random key.
-      images, labels, num_classes: as of `mixup`.
+      key, images, labels, num_classes: as of `mixup`; so is what is returned.
       alphas: of `mixup` and of `cutmix`; one of them may be 0 for never.
-      switch: probability of `cutmix`, if both are there.
-
-    Returns:
-      (images, soft labels float32 [B, K], whose rows sum to 1).
     """
     for_mixup, for_cutmix = alphas
     if not for_cutmix:
@@ -247,7 +235,7 @@ def mixup_or_cutmix(
         return cutmix(key, images, labels, num_classes, for_cutmix)
     coin, own = jax.random.split(key)
     return lax.cond(
-        jax.random.bernoulli(coin, switch),
+        jax.random.bernoulli(coin, 0.5),
         lambda: cutmix(own, images, labels, num_classes, for_cutmix),
         lambda: mixup(own, images, labels, num_classes, for_mixup),
     )

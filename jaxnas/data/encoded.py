@@ -2,7 +2,7 @@
 
 Worker processes receive the bytes of files and return pixels of one size, so an image in a batch depends only
 on its file and the numbers drawn for it. Where files lie and who decodes them may change when a run resumes,
-so these are no fields that a run records (`InitVar`).
+so a run does not record these (`described`).
 """
 
 import collections
@@ -15,7 +15,7 @@ import os
 import pathlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from PIL import Image, ImageOps
@@ -35,67 +35,55 @@ UNREADABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
 Box = tuple[float, float, float, float]  # left, top, right, bottom
 
 
-class Records(Protocol):
-    """The bytes of encoded images, by number."""
-
-    def __getitems__(self, rows: Sequence[int]) -> list[bytes]:
-        """Reads some images."""
-        ...
-
-    def name(self, row: int) -> str:
-        """The name of an image in messages."""
-        ...
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class Files:
-    """Image files of this machine, as `Records`.
+    """The bytes of image files of this machine, by number.
 
     Args:
       root: the folder that they are in.
       paths: of the files, relative to it.
     """
 
-    root: dataclasses.InitVar[pathlib.Path]
+    root: pathlib.Path
     paths: Sequence[str]
-    _root: pathlib.Path = dataclasses.field(init=False, repr=False)
 
-    def __post_init__(self, root: pathlib.Path):
-        object.__setattr__(self, "_root", root)
+    def described(self) -> dict[str, Any]:
+        """What a run records of them."""
+        return {"type": "Files", "paths": self.paths}
 
     def __getitems__(self, rows: Sequence[int]) -> list[bytes]:
         with concurrent.futures.ThreadPoolExecutor(_READERS) as threads:
-            return list(threads.map(lambda row: (self._root / self.paths[row]).read_bytes(), rows))
+            return list(threads.map(lambda row: (self.root / self.paths[row]).read_bytes(), rows))
 
     def name(self, row: int) -> str:
-        """The path of a file."""
-        return str(self._root / self.paths[row])
+        """The path of a file, for messages."""
+        return str(self.root / self.paths[row])
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Prepared:
-    """The encoded images of a part of a data set that TFDS prepared, as `Records`.
+    """The bytes of the images of a part of a data set that TFDS prepared, by number.
 
     Args:
       source: of TFDS, which gives examples with "image" as bytes.
       what: the part, for messages.
     """
 
-    source: dataclasses.InitVar[Any]
+    source: Any
     what: str
-    _source: Any = dataclasses.field(init=False, repr=False)
 
-    def __post_init__(self, source: Any):
-        object.__setattr__(self, "_source", source)
+    def described(self) -> dict[str, Any]:
+        """What a run records of them."""
+        return {"type": "Prepared", "what": self.what}
 
     def __getitems__(self, rows: Sequence[int]) -> list[bytes]:
         try:
-            return [example["image"] for example in self._source.__getitems__(list(rows))]
+            return [example["image"] for example in self.source.__getitems__(list(rows))]
         except RuntimeError as error:  # of array_record, which does not say whose data these are
             raise OSError(f"{self.what} cannot be read ({error}). Prepare or copy it again.") from error
 
     def name(self, row: int) -> str:
-        """The number of an image in the part."""
+        """The number of an image in the part, for messages."""
         return f"image {row:,} of {self.what}"
 
 
@@ -113,29 +101,23 @@ class Decoder:
       pool: of processes that decode, see `decoding_pool`; None to decode in this one.
     """
 
-    records: Records
+    records: Files | Prepared
     shape: tuple[int, int, int]
-    pool: dataclasses.InitVar[concurrent.futures.Executor | None] = None
-    _pool: concurrent.futures.Executor | None = dataclasses.field(init=False, repr=False)
+    pool: concurrent.futures.Executor | None = None
 
-    def __post_init__(self, pool: concurrent.futures.Executor | None):
-        object.__setattr__(self, "_pool", pool)
+    def described(self) -> dict[str, Any]:
+        """What a run records of it."""
+        return {"type": "Decoder", "records": self.records, "shape": self.shape}
 
     def decoded(self, rows: Sequence[int], draws: np.ndarray | None = None, scale: float = 0.0) -> np.ndarray:
-        """Decodes b records to uint8 [b, H, W, C].
-
-        Args:
-          rows: of the records.
-          draws: float64 [b, ATTEMPTS, 4] of random resized crops, see `random_box`; None for evaluation.
-          scale: of the random boxes.
-        """
+        """Decodes b records to uint8 [b, H, W, C]; draws and scale as of `decode`, [b, ATTEMPTS, 4]."""
         drawn = [None] * len(rows) if draws is None else list(draws)
         chunks = [slice(start, start + _CHUNK) for start in range(0, len(rows), _CHUNK)]
         # The next files are read while the first ones are decoded.
         given = ((self.records.__getitems__(rows[c]), drawn[c], scale, self.shape) for c in chunks)
         out = np.empty((len(rows), *self.shape), np.uint8)
         try:
-            images = itertools.chain.from_iterable(_in_turn(self._pool, given))
+            images = itertools.chain.from_iterable(_in_turn(self.pool, given))
             for i, image in enumerate(images):
                 if isinstance(image, str):
                     name = self.records.name(rows[i])
@@ -164,11 +146,7 @@ def _in_turn(pool: concurrent.futures.Executor | None, given: Iterator[tuple]) -
 
 
 def decoding_pool(workers: int | None) -> concurrent.futures.Executor | None:
-    """Processes that decode images; they begin with the first image, and end with this process.
-
-    Args:
-      workers: how many; None for as many as there are processors for this process, 0 for none.
-    """
+    """Processes that decode images, None for one per processor; they begin with the first image."""
     if workers is None:
         workers = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return executors.processes(workers) if workers else None

@@ -13,10 +13,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from jaxnas.checks import check_counts, check_numbers
-from jaxnas.data.encoding import PADDING, Encoding
 from jaxnas.data.sentences import Sentences
 from jaxnas.data.splits import Split, uniform
-from jaxnas.data.vocabulary import SymbolVocabulary
+from jaxnas.data.vocabulary import PADDING, Encoding, SymbolVocabulary
 
 OPERATIONS = ("[MAX", "[MED", "[MIN", "[SM")
 SYMBOLS = (PADDING, *map(str, range(10)), *OPERATIONS, "]")
@@ -60,13 +59,10 @@ class ListOps:
 
 
 def listops(rule: ListOps) -> Sentences:
-    """Makes different expressions by a rule.
+    """Makes different expressions by a rule, as symbols padded to `max_length`; classes are the digits.
 
     Each split has its own random stream, so that more training examples leave the others unchanged. The
     search split is a development part, which monitors a retraining.
-
-    Returns:
-      Symbols as tokens, rows padded with `<pad>` to `max_length`; the classes are the digits 0 to 9.
 
     Raises:
       ValueError: there are too few different expressions of this rule.
@@ -117,21 +113,13 @@ def different(rule: ListOps, stream: int, count: int, seen: set[bytes]) -> Itera
 
 @dataclasses.dataclass
 class _Level:
-    """The nodes of many trees that are equally deep, those of one parent side by side.
+    """The nodes of many trees that are equally deep, int [nodes], those of one parent side by side."""
 
-    Attributes:
-      tree: int [nodes], which tree a node is of.
-      parent: int [nodes], its parent among the nodes of the level above.
-      operation: int [nodes], its operation, or -1 for a digit.
-      args: int [nodes], how many children it has.
-      value: int [nodes], its digit, and later the result of its operation.
-    """
-
-    tree: np.ndarray
-    parent: np.ndarray
-    operation: np.ndarray
-    args: np.ndarray
-    value: np.ndarray
+    tree: np.ndarray  # which tree a node is of
+    parent: np.ndarray  # its place among the nodes of the level above
+    operation: np.ndarray  # -1 for a digit
+    args: np.ndarray  # how many children it has
+    value: np.ndarray  # its digit, and later the result of its operation
 
 
 def grow(rule: ListOps, bits: np.random.BitGenerator, count: int) -> Iterator[tuple[np.ndarray, int]]:

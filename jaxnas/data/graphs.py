@@ -5,16 +5,15 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import scipy.sparse
 
 from jaxnas import files
 from jaxnas.checks import check_flags
-from jaxnas.data.copies import data_root
-from jaxnas.data.labeled import as_labels, check_classes, number_labels
-from jaxnas.data.roles import ROLES, check_role, read_only
+from jaxnas.data.prepared import data_root
+from jaxnas.data.splits import ROLES, as_labels, check_classes, check_role, number_labels, read_only
 
 NAMES = ("cora", "citeseer", "pubmed")
 _SPLIT = {"train": "idx_train", "search": "idx_val", "test": "idx_test"}
@@ -221,13 +220,12 @@ def load_graph(name: str, *, data_dir: str | os.PathLike | None = None) -> Graph
     return from_graph(features, edges, labels, **split, name=name)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Graph:
-    """One graph of its own size: features [N, F], edges [E, 2], labels as they were given [N]."""
+class _Graph(NamedTuple):
+    """One graph of its own size."""
 
-    features: np.ndarray
-    edges: np.ndarray
-    labels: np.ndarray
+    features: np.ndarray  # [N, F]
+    edges: np.ndarray  # [E, 2]
+    labels: np.ndarray  # [N], as they were given
     labeled: np.ndarray  # bool [N]
 
     @classmethod

@@ -13,12 +13,10 @@ from absl import logging
 from PIL import Image, ImageOps
 
 from jaxnas.checks import check_flags
-from jaxnas.data.arrays import image_dataset
-from jaxnas.data.copies import local_copy
-from jaxnas.data.datasets import Dataset
 from jaxnas.data.encoded import UNREADABLE, Decoder, Files, decoding_pool
-from jaxnas.data.labeled import some
-from jaxnas.data.splits import HeldOut, SourceImages, select
+from jaxnas.data.images import Dataset, image_dataset
+from jaxnas.data.prepared import local_copy
+from jaxnas.data.splits import HeldOut, SourceImages, select, some
 
 # What folders of roles are called, in capital letters or small ones.
 _ROLES = dict(train="train", training="train", search="search", test="test", testing="test")
@@ -35,7 +33,6 @@ def from_folder(
     size: int | tuple[int, int] | None = None,
     *,
     name: str | None = None,
-    skip_unreadable: bool = False,
     in_memory: bool = True,
     workers: int | None = None,
     held_out: HeldOut = HeldOut(),
@@ -48,14 +45,13 @@ def from_folder(
     [n, H, W, 3], without transparency, turned as their EXIF data say. Files with other names are left out.
 
     With `in_memory=False` images of any sizes stay in their files. Worker processes decode them on demand to
-    the `size`, with their proportions: see `Decoder` for evaluations and `CroppedBatches` for training.
+    the `size`, with their proportions: see `Decoder` for evaluations and `Batches` for training.
 
     Args:
-      path: of the folder; gs://bucket/folder is copied to this machine once, see `copies`.
+      path: of the folder; gs://bucket/folder is copied to this machine once, see `prepared.local_copy`.
       size: height and width to which images are scaled, or one number for both; in memory without regard to
         their proportions, and None if they are all of one size.
       name: of the data; by default that of the folder.
-      skip_unreadable: leave out images that cannot be read, with a warning.
       in_memory: False to decode images on demand.
       workers: processes that decode; 0 for none, None for as many as there are processors.
       held_out: shares of the roles that have no folder.
@@ -65,7 +61,7 @@ def from_folder(
       ValueError: images of several sizes without a `size`, of more than 8 bits, or unreadable; classes that
         differ between the roles.
     """
-    check_flags("from_folder", skip_unreadable=skip_unreadable, in_memory=in_memory)
+    check_flags("from_folder", in_memory=in_memory)
     root = local_copy(path)
     shape = None
     if size is not None:
@@ -77,18 +73,18 @@ def from_folder(
     found, classes = _find(root)
     paths = [path for paths, _ in found.values() for path in paths]
     if shape is None or in_memory:
-        opened, rows, gray = _open(paths, root, skip_unreadable, functools.partial(_pixels, size=shape))
+        opened, gray = _open(paths, root, functools.partial(_pixels, size=shape))
         images = _stack(root, opened, gray)
     else:
-        _, rows, gray = _open(paths, root, skip_unreadable, lambda file: None)  # reads no more than its mode
-        records = Files(root, [str(paths[row].relative_to(root)) for row in rows])
+        _, gray = _open(paths, root, lambda file: None)  # reads no more than its mode
+        records = Files(root, [str(path.relative_to(root)) for path in paths])
         decoder = Decoder(records, (*shape, 1 if gray else 3), decoding_pool(workers))
-        images = SourceImages(decoder, np.arange(len(rows)))
+        images = SourceImages(decoder, np.arange(len(paths)))
     given, start = {}, 0
-    for role, (paths, labels) in found.items():
-        kept = np.arange(*np.searchsorted(rows, [start, start + len(paths)]))
-        given[role] = select(images, kept), np.array(labels, np.int32)[rows[kept] - start]
-        start += len(paths)
+    for role, (_, labels) in found.items():
+        rows = np.arange(start, start + len(labels))
+        given[role] = select(images, rows), np.array(labels, np.int32)
+        start += len(labels)
     return image_dataset(name or root.resolve().name, str(root), given, classes, held_out)
 
 
@@ -139,33 +135,30 @@ def _images(folder: pathlib.Path) -> list[pathlib.Path]:
 
 
 def _open(
-    paths: Sequence[pathlib.Path], root: pathlib.Path, skip: bool, keep: Callable[[Image.Image], Any]
-) -> tuple[list[Any], np.ndarray, bool]:
-    """Opens image files.
-
-    Returns:
-      What `keep` makes of each that can be read, which of the files these are, int64 [n], and whether all
-      are gray.
-    """
-    kept, modes, unreadable = [], {}, []
-    for row, path in enumerate(paths):
+    paths: Sequence[pathlib.Path], root: pathlib.Path, keep: Callable[[Image.Image], Any]
+) -> tuple[list[Any], bool]:
+    """Opens image files; returns what `keep` makes of each, and whether all are gray."""
+    kept, modes, unreadable = [], [], []
+    for path in paths:
         try:
             with Image.open(path) as file:
                 kept.append(keep(file))
-                modes[row] = file.mode
+                modes.append(file.mode)
         except UNREADABLE as error:
             unreadable.append(f"{path.relative_to(root)} ({error})")
     if unreadable:
-        message = f"{root}: {len(unreadable):,} of {len(paths):,} images cannot be read: {some(unreadable)}"
-        if not skip or not modes:
-            raise ValueError(f"{message}. Copy them again, or leave them out with skip_unreadable=True.")
-        logging.warning("%s; they are left out", message)
-    if deep := [str(paths[row].relative_to(root)) for row, mode in modes.items() if mode not in _BYTES]:
+        raise ValueError(
+            f"{root}: {len(unreadable):,} of {len(paths):,} images cannot be read: {some(unreadable)}. Copy "
+            "them again, or remove them."
+        )
+    if deep := [
+        str(path.relative_to(root)) for path, mode in zip(paths, modes, strict=True) if mode not in _BYTES
+    ]:
         raise ValueError(
             f"{root}: {len(deep):,} images have more than 8 bits a channel: {some(deep)}. Convert them, or "
             "give their values with data.from_arrays."
         )
-    return kept, np.array(list(modes)), set(modes.values()) <= _GRAY
+    return kept, set(modes) <= _GRAY
 
 
 def _pixels(file: Image.Image, size: tuple[int, int] | None) -> Image.Image:

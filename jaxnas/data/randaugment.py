@@ -12,16 +12,8 @@ from jax import lax
 
 # Rotated by up to 30 degrees, sheared by up to 0.3, moved by up to 0.45 of the image.
 MOVES = ("rotate", "shear_x", "shear_y", "translate_x", "translate_y")
-TABLES = (
-    "autocontrast",
-    "equalize",
-    "invert",
-    "posterize",
-    "solarize",
-    "solarize_add",
-    "contrast",
-    "brightness",
-)
+TABLES = ("autocontrast", "equalize", "invert", "posterize", "solarize", "solarize_add")
+TABLES += ("contrast", "brightness")
 BLENDS = ("color", "sharpness")
 OPERATIONS = (*MOVES, *TABLES, *BLENDS)
 
@@ -78,18 +70,10 @@ def randaugment(
 def operate(
     image: jax.Array, operation: jax.Array, level: jax.Array, sign: jax.Array, fill: jax.typing.ArrayLike
 ) -> jax.Array:
-    """Applies one operation to an image.
+    """Applies one operation, int32 [], its place in `OPERATIONS`, to an image, uint8 [H, W, C].
 
-    Args:
-      image: uint8 [H, W, C].
-      operation: int32 [], its place in `OPERATIONS`.
-      level: float32 [], its strength, from 0 to 10.
-      sign: float32 [], 1 or -1: to which side an image is moved, and whether a contrast, brightness,
-        color or sharpness grows or shrinks.
-      fill: what comes in from outside, a value or [C].
-
-    Returns:
-      uint8 [H, W, C].
+    Its strength is `level`, float32 [], from 0 to 10. By the sign, 1 or -1, an image is moved to one side or
+    the other, and a contrast, brightness, color or sharpness grows or shrinks.
     """
     strength = level / 10
     end_of_moves, end_of_tables = len(MOVES), len(MOVES) + len(TABLES)
@@ -125,10 +109,8 @@ def _matrices(image: jax.Array, strength: jax.Array) -> jax.Array:
 def _moved(image: jax.Array, matrix: jax.Array, fill: jax.typing.ArrayLike) -> jax.Array:
     """The image whose pixels are taken from other places, between pixels by bilinear interpolation."""
     height, width, _ = image.shape
-    rows, columns = (
-        jnp.arange(length, dtype=jnp.float32) + 0.5 for length in (height, width)
-    )  # their centers
-    y, x = jnp.meshgrid(rows, columns, indexing="ij")  # [H, W]
+    centers = (jnp.arange(length, dtype=jnp.float32) + 0.5 for length in (height, width))
+    y, x = jnp.meshgrid(*centers, indexing="ij")  # [H, W]
     x, y = (a * x + b * y + c for a, b, c in matrix)
     inside = (x >= 0) & (x < width) & (y >= 0) & (y < height)
     left, top = jnp.floor(x - 0.5), jnp.floor(y - 0.5)

@@ -1,4 +1,4 @@
-"""Texts with labels as token sequences of one length, for classification."""
+"""Texts with labels as token sequences of one length: data sets by name, lists, and tab-separated files."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any, Self
 
 import numpy as np
 
-from jaxnas.data.datasets import check_prepared, class_names, examples, open_prepared
-from jaxnas.data.encoding import Encoding, Parts, count_unknown
-from jaxnas.data.labeled import Labeled, make_splits
-from jaxnas.data.roles import ROLES
-from jaxnas.data.splits import HeldOut, Split
+from jaxnas.choice import nearest
+from jaxnas.data.prepared import check_prepared, class_names, examples, open_prepared
+from jaxnas.data.source_files import read_text
+from jaxnas.data.splits import ROLES, HeldOut, Labeled, Split, make_splits, number_labels, some
 from jaxnas.data.vectors import Vectors, read_vectors
-from jaxnas.data.vocabulary import Vocabulary, WordVocabulary
+from jaxnas.data.vocabulary import Encoding, Vocabulary, WordVocabulary, count_unknown
+from jaxnas.files import as_path
 
 # Sets whose texts are parted already as their authors mean it. Others are English prose.
 _PARTED = {"sst5": "words", "sst2": "words", "listops": "symbols"}
@@ -77,13 +77,7 @@ class Sentences(Labeled):
 def with_vectors(
     sentences: Sentences, path: str | os.PathLike, dim: int | None = None, seed: int = 0
 ) -> Sentences:
-    """Adds vectors of words from a file, see `vectors.read_vectors`.
-
-    Args:
-      sentences: of words.
-      path: of a file of GloVe's.
-      dim: expected numbers of a vector; None for any.
-      seed: of the vectors of words that the file does not have.
+    """Adds vectors of `dim` numbers, None for any, of words from a file; see `vectors.read_vectors`.
 
     Raises:
       ValueError: tokens that are no words, vectors of another size, or as `read_vectors`.
@@ -94,7 +88,7 @@ def with_vectors(
             f"{sentences.encoding.tokens}; choose tokens='words' or 'english', or no embeddings."
         )
     vectors = read_vectors(path, words.words or (), seed)
-    if dim is not None and dim != vectors.dim:
+    if dim not in (None, vectors.dim):
         raise ValueError(
             f"embedding_dim is {dim}, and the vectors of {path} have {vectors.dim} numbers each."
         )
@@ -175,26 +169,19 @@ def make_sentences(
         role: ({"parts": _parts(encoding, texts, f"{name}, {role}")}, labels)
         for role, (texts, labels) in given.items()
     }
-    splits = make_splits(name, parts, held_out, classes)
-    texts: dict[str, list[Parts]] = {
-        role: list(splits[role].inputs["parts"][:]) for role in ROLES if role in splits
-    }
+    splits: dict[str, Any] = make_splits(name, parts, held_out, classes)
+    texts = {role: list(splits[role].inputs["parts"]) for role in ROLES if role in splits}
     vocabulary = encoding.vocabulary(texts["train"])
     length = encoding.length or max(map(len, texts["train"]))
-    encoded = {
-        role: encoding.encode(rows, vocabulary, length, f"{name}, {role}") for role, rows in texts.items()
-    }
-    made: dict[str, Any] = {
-        role: dataclasses.replace(split, inputs=encoded[role]) for role, split in splits.items()
-    }
+    unknown, cut = {}, {}
+    for role, rows in texts.items():
+        encoded = encoding.encode(rows, vocabulary, length, f"{name}, {role}")
+        splits[role] = dataclasses.replace(splits[role], inputs=encoded)
+        unknown[role] = count_unknown(encoded, vocabulary)
+        cut[role] = sum(len(row) > length for row in rows)
+    counts = dict(unknown=unknown, cut=cut)
     return Sentences(
-        name=name,
-        classes=tuple(classes),
-        vocabulary=vocabulary,
-        unknown={role: count_unknown(rows, vocabulary) for role, rows in encoded.items()},
-        cut={role: sum(len(row) > length for row in rows) for role, rows in texts.items()},
-        encoding=encoding,
-        **made,
+        name=name, classes=tuple(classes), vocabulary=vocabulary, encoding=encoding, **counts, **splits
     )
 
 
@@ -213,3 +200,114 @@ def _read(builder: Any, part: str) -> tuple[list[str], np.ndarray]:
     """The texts and the labels int32 [n] of a prepared part."""
     read = [(x["text"].decode(), x["label"]) for x in examples(builder, part)]
     return [text for text, _ in read], np.array([label for _, label in read], np.int32)
+
+
+def from_texts(
+    texts: Sequence[str],
+    labels: Any,
+    *,
+    test_texts: Sequence[str] | None = None,
+    test_labels: Any = None,
+    name: str = "texts",
+    classes: Sequence[str] | None = None,
+    encoding: Encoding = Encoding(),
+    held_out: HeldOut = HeldOut(),
+) -> Sentences:
+    """Makes labeled sentences of lists of texts, with the vocabulary of the training texts.
+
+    Args:
+      texts: to train on.
+      labels: of the texts, integers from 0 or strings.
+      test_texts, test_labels: of the test; None to hold out a part of the others.
+      name: of the data.
+      classes: the labels in the order of their numbers; by default those that occur, in alphabetical order.
+      encoding: how texts become tokens.
+      held_out: shares of the other roles.
+
+    Raises:
+      ValueError: something else than a list of strings, a text without a token, another number of labels than
+        of texts, or a label that is in no class.
+    """
+    if (test_texts is None) != (test_labels is None):
+        raise ValueError("from_texts: give test_texts and test_labels, or none of the two.")
+    given = {"train": (texts, labels)}
+    if test_texts is not None:
+        given["test"] = test_texts, test_labels
+    numbered = {}
+    for role, (own, its_labels) in given.items():
+        # A set has no order, which labels need, and a string is none of texts.
+        if not isinstance(own, Sequence) or isinstance(own, str):
+            own = own.tolist() if hasattr(own, "tolist") else own
+        if not isinstance(own, list | tuple) or not all(isinstance(text, str) for text in own):
+            raise ValueError(
+                f"from_texts: the {role} texts are a {type(own).__name__}, expected a list of strings."
+            )
+        numbers, classes = number_labels(its_labels, classes, f"{name}: {role} labels")
+        numbered[role] = own, numbers
+    assert classes is not None
+    return make_sentences(name, numbered, classes, held_out, encoding)
+
+
+def from_tsv(
+    path: str | os.PathLike,
+    test: str | os.PathLike | None = None,
+    *,
+    text: str | int = "text",
+    label: str | int = "label",
+    classes: Sequence[str] | None = None,
+    encoding: Encoding = Encoding(),
+    held_out: HeldOut = HeldOut(),
+) -> Sentences:
+    """Makes labeled sentences of a file of tab-separated values in UTF-8, plain or compressed.
+
+    A row is a line, and a tab ends a column; quotation marks mean nothing.
+
+    Args:
+      path: of the rows to train on.
+      test: of the rows for the test; None to hold out a part of the others.
+      text, label: columns, by their names in the first line, or both by their numbers from 0 if there is no
+        line of names.
+      classes, encoding, held_out: as of `from_texts`.
+
+    Raises:
+      FileNotFoundError: no such file.
+      ValueError: no such column, a row with another number of columns or without a label, or as `from_texts`.
+    """
+    if isinstance(text, str) != isinstance(label, str) or text == label:
+        raise ValueError(
+            f"from_tsv: text={text!r} and label={label!r}; expected the names or the numbers of two columns."
+        )
+    settings: dict[str, Any] = dict(classes=classes, encoding=encoding, held_out=held_out)
+    if test is not None:
+        settings["test_texts"], settings["test_labels"] = _rows(test, text, label)
+    return from_texts(*_rows(path, text, label), name=as_path(path).name, **settings)
+
+
+def _rows(path: str | os.PathLike, text: str | int, label: str | int) -> tuple[list[str], list[str]]:
+    """The texts and labels of a file."""
+    # Lines are not split at what Unicode also calls an end of a line, which texts may hold.
+    lines = read_text(path).removesuffix("\n").split("\n")
+    rows = [line.removesuffix("\r").split("\t") for line in lines]
+    header, named, places = rows[0], isinstance(text, str), []
+    for column in (text, label):
+        if isinstance(column, str) and header.count(column) != 1:
+            raise ValueError(
+                f"{path}: the first line has no column {column!r}, or several{nearest(column, header)} It is "
+                f"{some(header)}. Name the columns as text=... and label=..., or number them from 0 if there "
+                "is no line of names."
+            )
+        places.append(header.index(column) if isinstance(column, str) else column)
+    if not 0 <= min(places) <= max(places) < len(header):
+        raise ValueError(
+            f"{path} has {len(header)} columns, numbered from 0; got text={text} and label={label}."
+        )
+    for number, row in enumerate(rows, 1):
+        if len(row) != len(header):
+            raise ValueError(
+                f"{path}: line {number} has {len(row)} columns, and the first line has {len(header)}. A tab "
+                "ends a column, and each line is one row."
+            )
+        if not all(row[place].strip() for place in places):
+            raise ValueError(f"{path}: line {number} has no text or no label; remove or complete it.")
+    texts, labels = ([row[place] for row in rows[named:]] for place in places)
+    return texts, [one.strip() for one in labels]

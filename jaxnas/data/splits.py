@@ -1,28 +1,86 @@
-"""Labeled examples of one role, and the deterministic draws that data depend on."""
+"""Data in roles: labeled examples, and the deterministic draws that they depend on."""
+
+from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
+from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
 
 from jaxnas.checks import check_counts, check_numbers
 from jaxnas.data.encoded import Decoder
-from jaxnas.data.roles import check_role, read_only
 
+# Weights are trained on "train" and architectures compared on "search". Fixed networks are watched on
+# "validation", and only those that were chosen are measured on "test".
+ROLES = ("train", "search", "validation", "test")
+P = TypeVar("P", bound=Any)  # The data of one `role`, which a method `join` joins with those of another.
 # Draws of a seed, none of which shares its random bits with an epoch of the batches.
 _STREAMS = {"search": 2**64 - 1, "test": 2**64 - 2, "validation": 2**64 - 3}
 
 
-@functools.lru_cache(maxsize=8)
-def permutation(n: int, seed: int, stream: int = 0) -> np.ndarray:
-    """Returns the numbers 0 .. n-1 in random order, int64 [n], read-only.
+def check_role(role: str) -> None:
+    """Raises ValueError for an unknown role."""
+    if role not in ROLES:
+        raise ValueError(f"unknown role {role!r}, expected one of {', '.join(ROLES)}")
+
+
+def read_only(array: np.ndarray) -> np.ndarray:
+    """Returns a read-only view of an array."""
+    view = array.view()
+    view.flags.writeable = False
+    return view
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class Parts(Generic[P]):
+    """Data in disjoint parts, one for each role; a task rejects a part for a use that its role is not for.
 
     Args:
-      n: how many numbers.
-      seed: from 0 to 2**64 - 1.
-      stream: likewise; another stream of the same seed, e.g. the epoch.
+      name: of the data.
+      train: trains networks.
+      search: compares architectures; None if nothing was held out.
+      validation: monitors trainings; None for none.
+      test: measures the chosen networks.
+
+    Raises:
+      ValueError: a part in the place of another, or none for training or the test.
     """
+
+    name: str
+    train: P
+    search: P | None = None
+    validation: P | None = None
+    test: P
+
+    def __post_init__(self):
+        if missing := {"train", "test"} - set(self.splits):
+            raise ValueError(
+                f"{self.name} has no data of the role {' or '.join(map(repr, sorted(missing)))}."
+            )
+        for role, part in self.splits.items():
+            if part.role != role:
+                raise ValueError(
+                    f"{self.name}: {role} is data of the role {part.role!r}; expected the role {role!r}."
+                )
+
+    @property
+    def splits(self) -> dict[str, P]:
+        """The parts by role, without those that are None."""
+        splits = {role: getattr(self, role) for role in ROLES}
+        return {role: part for role, part in splits.items() if part is not None}
+
+    def whole(self) -> Self:
+        """The data with the part held out for a search joined to the training part."""
+        if self.search is None:
+            return self
+        return dataclasses.replace(self, train=self.train.join(self.search), search=None)
+
+
+@functools.lru_cache(maxsize=8)
+def permutation(n: int, seed: int, stream: int = 0) -> np.ndarray:
+    """Returns 0 .. n - 1 in random order, int64 [n], read-only; a seed has many streams, as one per epoch."""
     # NumPy promises stable raw bits of a bit generator, but not of Generator.permutation.
     bits = np.random.Philox(key=np.array([seed, stream], np.uint64)).random_raw(n)
     order = np.argsort(bits, kind="stable")
@@ -39,16 +97,10 @@ def uniform(bits: np.random.BitGenerator, n: int) -> np.ndarray:
 def stratified(
     labels: np.ndarray, size: int, seed: int, role: str = "search"
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Draws examples with the classes in proportion (largest remainders).
-
-    Args:
-      labels: int [n], not negative.
-      size: how many to draw, 0 < size < n.
-      seed: of the draw.
-      role: "search", "validation" or "test"; each has its own draw.
+    """Draws examples with the classes in proportion (largest remainders), another draw for each role.
 
     Returns:
-      (drawn int64 [size], the others int64 [n - size]), each in increasing order.
+      Of labels int [n] the drawn rows, int64 [size], and the others, int64 [n - size], in increasing order.
     """
     n, count = len(labels), np.bincount(labels)
     quota, remainder = np.divmod(count * size, n)
@@ -85,15 +137,10 @@ class HeldOut:
         check_counts(self, "seed", least=0, most=2**64 - 1)
 
     def rows(self, labels: np.ndarray, given: Sequence[str], what: str) -> dict[str, np.ndarray]:
-        """Divides examples among the roles.
-
-        Args:
-          labels: int [n], not negative.
-          given: roles that have examples of their own.
-          what: the data, for messages.
+        """Divides examples with labels int [n] among the roles that are not `given`; "train" has the rest.
 
         Returns:
-          The examples of each role, int64 [k] in increasing order; "train" has the rest.
+          The rows of each role, int64 [k] in increasing order.
 
         Raises:
           ValueError: a share that holds out nothing or all, or no examples for the test.
@@ -117,15 +164,10 @@ class HeldOut:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SourceImages:
-    """Images that are decoded on demand: indexing by an int array [b] gives uint8 [b, H, W, C].
-
-    Args:
-      source: of encoded images.
-      rows: int64 [n], images of the source.
-    """
+    """Images that are decoded on demand: indexing by an int array [b] gives uint8 [b, H, W, C]."""
 
     source: Decoder
-    rows: np.ndarray
+    rows: np.ndarray  # int64 [n], images of the source
 
     dtype = np.dtype(np.uint8)
     ndim = 4
@@ -180,9 +222,6 @@ class Split:
                 f"the {self.role} split has labels {dtype}{list(self.labels.shape)}, expected int32 or "
                 "floating-point [n] of at least one example"
             )
-        for name, array in self.inputs.items():
-            if len(array) != n:
-                raise ValueError(f"the {self.role} split has {len(array)} of {name!r} and {n} labels")
         if dtype == np.int32 and self.labels.min() < 0:
             raise ValueError(
                 f"the {self.role} split has the label {self.labels.min()}, expected none below 0"
@@ -204,14 +243,143 @@ class Split:
         return self.inputs["image"]
 
     def take(self, rows: Sequence[int] | np.ndarray) -> dict[str, np.ndarray]:
-        """Reads the examples of rows int [b]: inputs [b, ...] by name, and "label" [b]."""
+        """Reads examples, int [b]: inputs [b, ...] by name, and "label" [b]."""
         rows = np.asarray(rows, np.int64)
         return {**{name: x[rows] for name, x in self.inputs.items()}, "label": self.labels[rows]}
 
-    def join(self, other: "Split") -> "Split":
+    def join(self, other: Split) -> Split:
         """The examples of both splits in the role of this one, those of `other` last.
 
         Images on demand stay so if both are of one source, and are read into memory otherwise.
         """
         inputs = {k: _joined(x, other.inputs[k]) for k, x in self.inputs.items()}
         return Split(self.role, inputs, np.concatenate([self.labels, other.labels]))
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class Labeled(Parts[Split]):
+    """Labeled examples in disjoint splits; see `Parts`.
+
+    Args:
+      classes: name of each label; () for a regression.
+
+    Raises:
+      ValueError: a label that is no class, or as `Parts`.
+    """
+
+    classes: tuple[str, ...]
+
+    def __post_init__(self):
+        super().__post_init__()
+        for role, split in self.splits.items():
+            if split.labels.dtype == np.int32 and (largest := split.labels.max()) >= len(self.classes):
+                raise ValueError(
+                    f"{self.name}: the {role} split has the label {largest}, expected one of "
+                    f"{len(self.classes)} classes, numbered from 0."
+                )
+
+    @property
+    def num_classes(self) -> int:
+        """Labels are in [0, num_classes)."""
+        return len(self.classes)
+
+
+def as_labels(labels: Any) -> np.ndarray:
+    """Labels as an array, of integers where a column of pandas has whole numbers."""
+    array = np.asarray(labels)
+    if array.dtype.kind == "O" and all(type(one) is int for one in array.ravel().tolist()):
+        return array.astype(np.int64)
+    return array
+
+
+def number_labels(
+    labels: Any, classes: Sequence[str] | None, what: str
+) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Numbers labels [n], integers from 0 or strings, by their classes.
+
+    Returns:
+      The labels as int32 [n], and the classes: the given ones, or the strings that occur in alphabetical
+      order, or all integers up to the largest.
+
+    Raises:
+      TypeError: classes without an order, or a string for them.
+      ValueError: labels that are neither, or in no class; a number that no label has; a class named twice.
+    """
+    array = as_labels(labels)
+    if isinstance(classes, str | Set):
+        raise TypeError(f"{what}: classes are {classes!r}, expected a list: their order numbers the labels.")
+    if classes is not None and len(set(classes)) < len(classes):
+        raise ValueError(f"{what}: classes are {some(classes)}, of which some are named twice.")
+    strings = array.dtype.kind in "UT" or (
+        array.dtype.kind == "O" and all(isinstance(label, str) for label in array.ravel().tolist())
+    )
+    if array.ndim != 1 or not array.size or not (strings or array.dtype.kind in "iu"):
+        hint = " Write labels.astype(int)." if array.dtype.kind in "fb" else ""
+        raise ValueError(
+            f"{what} are {array.dtype}{list(array.shape)}; expected integers [n] from 0, or strings "
+            f"[n].{hint}"
+        )
+    if strings:
+        known = tuple(sorted(set(array.tolist()))) if classes is None else tuple(classes)
+        number = {name: i for i, name in enumerate(known)}
+        numbers = np.array([number.get(label, -1) for label in array.tolist()], np.int64)
+    else:
+        distinct = np.unique(array)  # and not a name for each number: labels that are ids may be large
+        gaps = np.flatnonzero(distinct != np.arange(len(distinct)))
+        if classes is None and distinct[0] >= 0 and gaps.size:
+            raise ValueError(
+                f"{what} are {len(distinct):,} integers up to {distinct[-1]}, and {gaps[0]} never occurs. "
+                "Number the classes from 0 without a gap, as np.unique(labels, return_inverse=True)[1] does, "
+                "or give the labels as strings."
+            )
+        known = tuple(map(str, range(len(distinct)))) if classes is None else tuple(classes)
+        numbers = array.astype(np.int64)
+    if (wrong := (numbers < 0) | (numbers >= len(known))).any():
+        raise ValueError(
+            f"{what}: {int(wrong.sum()):,} are in none of the {len(known)} classes {some(known)}; the first "
+            f"is {array[wrong][0].item()!r}."
+        )
+    return numbers.astype(np.int32), known
+
+
+def check_classes(what: str, classes: Sequence[str]) -> None:
+    """Raises a ValueError where all examples have one label, which nothing can be learned from."""
+    if len(classes) < 2:
+        raise ValueError(f"{what}: all labels are {classes[0]!r}; expected at least two classes.")
+
+
+def make_splits(
+    what: str,
+    given: Mapping[str, tuple[Mapping[str, Any], np.ndarray]],
+    held_out: HeldOut,
+    classes: Sequence[str],
+) -> dict[str, Split]:
+    """Makes splits of inputs and labels by role, and holds out the roles that are not given.
+
+    Raises:
+      ValueError: another number of labels than of inputs, a class without an example in "train", or as
+        `HeldOut.rows`. There are no classes, (), of a regression.
+    """
+    for role, (inputs, labels) in given.items():
+        if wrong := [f"{len(x):,} of {k!r}" for k, x in inputs.items() if len(x) != len(labels)]:
+            raise ValueError(f"{what}: {wrong[0]} and {len(labels):,} labels to {role}; expected as many.")
+    inputs, labels = given["train"]
+    rows = held_out.rows(labels if classes else np.zeros(len(labels), np.int32), list(given), what)
+    if classes:
+        check_classes(what, classes)
+        if gone := set(labels.tolist()) - set(labels[rows["train"]].tolist()):
+            raise ValueError(
+                f"{what}: all examples of the class {classes[min(gone)]!r} are held out, and none is left to "
+                "train on. Give more of it, or hold out smaller shares."
+            )
+    parts = {
+        role: ({k: select(x, part) for k, x in inputs.items()}, labels[part]) for role, part in rows.items()
+    }
+    parts |= {role: part for role, part in given.items() if role != "train"}
+    return {role: Split(role, *part) for role, part in parts.items()}
+
+
+def some(names: Sequence[Any]) -> str:
+    """The first five names for a message, and how many more there are."""
+    shown = ", ".join(str(name) for name in names[:5])
+    return shown + (f" and {len(names) - 5:,} more" if len(names) > 5 else "")

@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxnas.data.labeled import Labeled, make_splits, number_labels
-from jaxnas.data.splits import HeldOut, Split
+from jaxnas.data.splits import HeldOut, Labeled, Split, make_splits, number_labels
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -91,8 +90,8 @@ def from_table(
         )
         for role, split in splits.items()
     }
-    moments = dict(mean=mean, std=std, target_mean=target_mean, target_std=target_std)
-    return Table(name=name, classes=classes, **moments, **splits)
+    scale = dict(mean=mean, std=std, target_mean=target_mean, target_std=target_std)
+    return Table(name=name, classes=classes, **scale, **splits)
 
 
 def _numbers(name: str, given: Any, ndim: int) -> np.ndarray:

@@ -12,10 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from jaxnas.data.corpus import Corpus, Stream
-from jaxnas.data.datasets import check_prepared, examples, open_prepared
+from jaxnas.data.prepared import check_prepared, examples, open_prepared
 from jaxnas.data.source_files import read_text
-from jaxnas.data.splits import HeldOut
+from jaxnas.data.splits import HeldOut, Parts, check_role, read_only
 from jaxnas.data.vocabulary import (
     TOKENIZER,
     ByteVocabulary,
@@ -36,6 +35,72 @@ _STARTS = {
     "enwik8": rb"  <page>\n",
     "tiny_shakespeare": None,
 }
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Stream:
+    """The text of one role as one long sequence of tokens.
+
+    Args:
+      role: "train", "search", "validation" or "test".
+      tokens: int32 [n], not negative; read-only.
+      documents: int32 [n], not decreasing: the document of each token; read-only.
+      n_bytes: of the text in UTF-8. Nats summed over the stream, divided by `n_bytes * log(2)`, are bits per
+        byte, whatever the tokens are.
+    """
+
+    role: str
+    tokens: np.ndarray
+    documents: np.ndarray
+    n_bytes: int
+
+    def __post_init__(self):
+        check_role(self.role)
+        if not len(self.tokens):
+            raise ValueError(f"the {self.role!r} stream has no tokens.")
+        for name in ("tokens", "documents"):
+            object.__setattr__(self, name, read_only(getattr(self, name)))
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def __repr__(self) -> str:
+        return f"Stream({self.role!r}, {len(self)} tokens, {self.n_bytes} bytes)"
+
+    def first(self, count: int) -> Stream:
+        """The first tokens, with their share of the bytes."""
+        share = min(count / len(self), 1.0)
+        n_bytes = max(1, round(share * self.n_bytes))
+        return Stream(self.role, self.tokens[:count], self.documents[:count], n_bytes)
+
+    def join(self, other: Stream) -> Stream:
+        """Both texts in the role of this one; `other` begins a new document."""
+        return Stream(
+            self.role,
+            np.concatenate([self.tokens, other.tokens]),
+            np.concatenate([self.documents, other.documents + (self.documents[-1] + 1)]),
+            self.n_bytes + other.n_bytes,
+        )
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class Corpus(Parts[Stream]):
+    """Text in disjoint streams with one vocabulary; see `Parts`.
+
+    Raises:
+      ValueError: a token that isn't in the vocabulary, or as `Parts`.
+    """
+
+    vocabulary: Vocabulary
+
+    def __post_init__(self):
+        super().__post_init__()
+        for role, stream in self.splits.items():
+            if stream.tokens.max() >= self.vocabulary.size:
+                raise ValueError(
+                    f"the {role} stream has the token {stream.tokens.max()}, and the vocabulary has "
+                    f"{self.vocabulary.size}; make both with one vocabulary."
+                )
 
 
 def load_text(
@@ -116,27 +181,26 @@ def from_text(
     """
     check_tokenizer(tokenizer)
     paths = {"train": path, "validation": validation, "test": test}
-    texts = {
-        role: Text(read_text(file, encoding).encode(), [0])
-        for role, file in paths.items()
-        if file is not None
-    }
+    given = {role: file for role, file in paths.items() if file is not None}
+    texts = {role: Text(read_text(file, encoding).encode(), [0]) for role, file in given.items()}
     return _corpus(name or as_path(path).name, texts, tokenizer, held_out)
 
 
 def _corpus(name: str, texts: Mapping[str, Text], tokenizer: str, held_out: HeldOut) -> Corpus:
     """Makes streams of tokens of texts by role, and holds out the roles that are not given."""
     texts = dict(texts)
+
+    def hold_out(role: str) -> None:
+        texts["train"], texts[role] = texts["train"].at(
+            _cut(name, texts["train"], role, getattr(held_out, role))
+        )
+
     for role in ("test", "validation"):
         if role not in texts:
-            texts["train"], texts[role] = texts["train"].at(
-                _cut(name, texts["train"], role, getattr(held_out, role))
-            )
+            hold_out(role)
     vocabulary = _vocabulary(name, texts, tokenizer)
     if held_out.search:
-        texts["train"], texts["search"] = texts["train"].at(
-            _cut(name, texts["train"], "search", held_out.search)
-        )
+        hold_out("search")
     tokens, documents = {}, {}
     for role, text in texts.items():
         tokens[role], documents[role] = text.encode(vocabulary)
@@ -151,22 +215,21 @@ def _corpus(name: str, texts: Mapping[str, Text], tokenizer: str, held_out: Held
 
 def check_tokenizer(tokenizer: str | None) -> None:
     """Raises ValueError for a tokenizer that `load_text` does not know."""
-    if tokenizer not in (None, "word", "byte") and not _pieces(tokenizer) and not _is_path(tokenizer):
+    if not (tokenizer in (None, "word", "byte") or _pieces(tokenizer) or _is_path(tokenizer)):
         raise ValueError(
             f"unknown tokenizer {tokenizer!r}, expected 'word', 'byte', 'bpe:8000' (with any number), or a "
             f"folder with a {TOKENIZER}"
         )
 
 
-def _pieces(tokenizer: str | None) -> int:
+def _pieces(tokenizer: str) -> int:
     """How many sub-words are learned, 0 for other tokenizers."""
-    found = re.fullmatch("bpe:([1-9][0-9]*)", tokenizer or "", re.ASCII)
+    found = re.fullmatch("bpe:([1-9][0-9]*)", tokenizer, re.ASCII)
     return int(found[1]) if found else 0
 
 
-def _is_path(tokenizer: str | None) -> bool:
-    """Whether a tokenizer is a file of its own, or in a folder that there is."""
-    return tokenizer is not None and (tokenizer.endswith(".json") or as_path(tokenizer).is_dir())
+def _is_path(tokenizer: str) -> bool:
+    return tokenizer.endswith(".json") or as_path(tokenizer).is_dir()
 
 
 def _vocabulary(name: str, texts: Mapping[str, Text], tokenizer: str) -> Vocabulary:
@@ -257,8 +320,7 @@ def _cut(name: str, text: Text, role: str, share: float) -> int:
 
 def _count(tokens: np.ndarray, size: int) -> np.ndarray:
     """Returns how often each token occurs, int64 [size]."""
-    counts = np.zeros(size, np.int64)
-    step = 2**22  # bincount makes an int64 copy.
-    for start in range(0, len(tokens), step):
-        counts += np.bincount(tokens[start : start + step], minlength=size)
-    return counts
+    parts = (tokens[start : start + 2**22] for start in range(0, len(tokens), 2**22))
+    return sum(
+        (np.bincount(part, minlength=size) for part in parts), np.zeros(size, np.int64)
+    )  # int64 copies

@@ -12,25 +12,18 @@ from typing import Any
 import numpy as np
 
 from jaxnas import files
-from jaxnas.data.copies import data_root, local_copy
-from jaxnas.data.roles import read_only
+from jaxnas.data.prepared import data_root, local_copy
 from jaxnas.data.source_files import find_source, read_text
-from jaxnas.data.splits import uniform
+from jaxnas.data.splits import read_only, uniform
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Vectors:
-    """A vector for each token of a vocabulary.
+    """A vector for each token of a vocabulary."""
 
-    Args:
-      name: of the file.
-      table: float32 [V, G]; read-only.
-      known: bool [V], tokens that the file has; the others have random vectors.
-    """
-
-    name: str
-    table: np.ndarray
-    known: np.ndarray
+    name: str  # of the file
+    table: np.ndarray  # float32 [V, G]; read-only
+    known: np.ndarray  # bool [V], tokens that the file has; the others have random vectors
 
     def __post_init__(self):
         object.__setattr__(self, "table", read_only(self.table))

@@ -1,4 +1,6 @@
-"""Text as numbers and back: bytes, words, sub-words, symbols."""
+"""Text as numbers and back: bytes, words, sub-words, symbols; and texts as rows of tokens of one length."""
+
+from __future__ import annotations
 
 import abc
 import collections
@@ -7,16 +9,26 @@ import functools
 import itertools
 import json
 import os
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from jaxnas import files
-from jaxnas.data.roles import read_only
+from jaxnas.checks import check_counts
+from jaxnas.data.splits import read_only
 
 UNKNOWN, END_OF_LINE = "<unk>", "<eos>"
 TOKENIZER = "tokenizer.json"
+KINDS = ("words", "english", "bytes", "symbols")
+PADDING = "<pad>"  # Of symbols alone: a row of words is filled up with <eos>, and one of bytes with 0.
+# Endings as the Penn Treebank parts them, numbers, words with hyphens, and runs of one mark. So "don't"
+# becomes "do n't", and what was parted before stays as it is.
+_ENGLISH = re.compile(
+    r"n't\b|\w+?(?=n't\b)|'(?:s|re|ve|ll|d|m)\b|\d+(?:[.,]\d+)*(?!\w)|\w+(?:-\w+)*|([^\w\s])\1*"
+)
+Parts = Sequence[str] | bytes
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -25,22 +37,13 @@ class Vocabulary(abc.ABC):
 
     Args:
       counts: int64 [size], of each token in "train" and "search" together; read-only.
-      words: the string of each token, or None where tokens are bytes.
-
-    Raises:
-      ValueError: counts and words don't match.
+      words: the string of each token, different ones, or None where tokens are bytes.
     """
 
     counts: np.ndarray
     words: tuple[str, ...] | None = None
 
     def __post_init__(self):
-        if self.counts.dtype != np.int64 or self.counts.ndim != 1:
-            raise ValueError(
-                f"counts must be int64 [size], got {self.counts.dtype} {list(self.counts.shape)}"
-            )
-        if self.words is not None and len(self.words) != len(self.counts):
-            raise ValueError(f"expected a count for each of {len(self.words)} words, got {len(self.counts)}")
         object.__setattr__(self, "counts", read_only(self.counts))
 
     @property
@@ -67,8 +70,7 @@ class Vocabulary(abc.ABC):
         return self._decode(tokens)
 
     @abc.abstractmethod
-    def _decode(self, tokens: np.ndarray) -> str:
-        """Returns the text of tokens that are all in range."""
+    def _decode(self, tokens: np.ndarray) -> str: ...
 
     @functools.cached_property
     def _ids(self) -> dict[str, int]:
@@ -82,11 +84,6 @@ class ByteVocabulary(Vocabulary):
     Decoding half of a character gives U+FFFD.
     """
 
-    def __post_init__(self):
-        super().__post_init__()
-        if self.size != 256 or self.words is not None:
-            raise ValueError(f"bytes need 256 counts and no words, got {self.size} counts")
-
     def encode(self, text: str) -> np.ndarray:
         """Returns the bytes of a text, int32 [n]."""
         return np.frombuffer(text.encode(), np.uint8).astype(np.int32)
@@ -99,20 +96,9 @@ class ByteVocabulary(Vocabulary):
 class WordVocabulary(Vocabulary):
     """Words between white space, `<eos>` for each end of a line, `<unk>` for all other words.
 
-    They are numbered by decreasing frequency, as an adaptive softmax needs it. A text is decoded as
-    WikiText-2
-    is written: " the end \\n", a space before each word and line end.
-
-    Raises:
-      ValueError: a word occurs twice, or `<unk>` or `<eos>` is missing.
+    They are numbered by decreasing frequency, as an adaptive softmax needs it, and decoded as WikiText-2 is
+    written: " the end \\n", a space before each word and line end.
     """
-
-    def __post_init__(self):
-        super().__post_init__()
-        if self.words is None or not {UNKNOWN, END_OF_LINE} <= self._ids.keys():
-            raise ValueError(f"words must contain {UNKNOWN} and {END_OF_LINE}; add them")
-        if len(self._ids) != self.size:
-            raise ValueError("each word must occur once")
 
     def encode(self, text: str) -> np.ndarray:
         """Returns the words of a text, int32 [n]; an unfinished last line has no `<eos>`."""
@@ -151,16 +137,7 @@ class TokenizerVocabulary(Vocabulary):
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class SymbolVocabulary(Vocabulary):
-    """A closed set of symbols between white space, of which the first is padding.
-
-    Raises:
-      ValueError: a symbol occurs twice, or there are none.
-    """
-
-    def __post_init__(self):
-        super().__post_init__()
-        if not self.words or len(self._ids) != self.size:
-            raise ValueError(f"expected different symbols, got {self.words!r}")
+    """A closed set of symbols between white space, of which the first is padding."""
 
     def encode(self, text: str) -> np.ndarray:
         """Returns the symbols of a text, int32 [n].
@@ -185,12 +162,7 @@ def split_words(text: str) -> list[str]:
 
 
 def word_vocabulary(counts: collections.Counter[str], most: int | None = None) -> WordVocabulary:
-    """Words by decreasing frequency, and the two that every vocabulary has.
-
-    Args:
-      counts: of the words of the text to train on, in the order of the text, which ties keep.
-      most: how many words are kept, with these two or beside them; others count as unknown. None for all.
-    """
+    """The most frequent words, None for all, and the two that every vocabulary has; ties keep their order."""
     for word in (UNKNOWN, END_OF_LINE):
         counts.setdefault(word, 0)
     kept = dict(counts.most_common(most))
@@ -221,16 +193,10 @@ def read_tokenizer(path: str | os.PathLike) -> TokenizerVocabulary:
 
 
 def learn_pieces(text: str, size: int) -> TokenizerVocabulary:
-    """Learns sub-words of a text (byte-level BPE), numbered by decreasing frequency; counts are 0.
-
-    They are lossless: what is rare is written in bytes.
-
-    Args:
-      text: to train on.
-      size: number of sub-words, at least the 256 bytes.
+    """Learns sub-words of a text (byte-level BPE, lossless), numbered by decreasing frequency; counts are 0.
 
     Raises:
-      ValueError: the text does not have so many.
+      ValueError: the text does not have so many; at least there are the 256 bytes.
     """
     package = _tokenizers()
     tokenizer = package.Tokenizer(package.models.BPE())
@@ -270,3 +236,84 @@ def _tokenizers() -> Any:
             "Sub-words and a tokenizer.json need the package tokenizers: pip install 'jaxnas[hf]'"
         ) from error
     return tokenizers
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Encoding:
+    """How texts become rows of tokens.
+
+    Attributes:
+      tokens: "words" between white space; "english" words in lower case with punctuation and endings such
+        as 's apart; "bytes" of UTF-8; or "symbols" between white space, none of which may be unknown.
+      length: tokens of a row; None for the longest text to train on.
+      max_words: size of the vocabulary, beside `<unk>` and `<eos>`; None for all words.
+      keep: part of a too long text that is kept, its "start" or its "end".
+    """
+
+    tokens: str = "words"
+    length: int | None = None
+    max_words: int | None = None
+    keep: str = "start"
+
+    def __post_init__(self) -> None:
+        for name, options in (("tokens", KINDS), ("keep", ("start", "end"))):
+            if (value := getattr(self, name)) not in options:
+                raise ValueError(f"{name} is {value!r}, expected one of {', '.join(map(repr, options))}.")
+        check_counts(self, "length", "max_words", none=True)
+        if self.max_words is not None and self.tokens not in ("words", "english"):
+            raise ValueError(f"max_words is {self.max_words}, and tokens={self.tokens!r} are no words.")
+
+    def parts(self, text: str) -> Parts:
+        """The tokens of a text as strings, or its bytes."""
+        if self.tokens == "bytes":
+            return text.encode()
+        if self.tokens == "english":
+            return [match.group() for match in _ENGLISH.finditer(text.lower().replace("<br />", " "))]
+        return text.split()
+
+    def vocabulary(self, texts: Sequence[Parts]) -> Vocabulary:
+        """The vocabulary of the texts to train on."""
+        if self.tokens == "bytes":
+            content = b"".join(parts for parts in texts if isinstance(parts, bytes))
+            counts = np.bincount(np.frombuffer(content, np.uint8), minlength=256)
+            return ByteVocabulary(counts=counts.astype(np.int64))
+        words = collections.Counter(part for parts in texts for part in parts if isinstance(part, str))
+        if self.tokens == "symbols":
+            if PADDING in words:
+                raise ValueError(
+                    f"a text to train on has the symbol {PADDING!r}, which is padding; rename it."
+                )
+            symbols = sorted(words)
+            counts = np.array([0, *(words[symbol] for symbol in symbols)], np.int64)
+            return SymbolVocabulary(counts=counts, words=(PADDING, *symbols))
+        return word_vocabulary(words, self.max_words)
+
+    def encode(
+        self, texts: Sequence[Parts], vocabulary: Vocabulary, length: int, what: str
+    ) -> dict[str, np.ndarray]:
+        """Encodes the parts of n texts as "tokens" int32 [n, T] and "mask" bool [n, T]; T is the length."""
+        tokens = np.full((len(texts), length), filler(vocabulary), np.int32)
+        lengths = np.array([min(len(parts), length) for parts in texts])
+        for i, parts in enumerate(texts):
+            kept: Any = parts[:length] if self.keep == "start" else parts[-length:]
+            if isinstance(kept, bytes):
+                tokens[i, : len(kept)] = np.frombuffer(kept, np.uint8)
+                continue
+            try:
+                tokens[i, : len(kept)] = vocabulary.encode(" ".join(kept))
+            except ValueError as error:
+                raise ValueError(f"{what}: {error}, in {' '.join(kept)[:60]!r}") from error
+        return {"tokens": tokens, "mask": np.arange(length) < lengths[:, None]}
+
+
+def filler(vocabulary: Vocabulary) -> int:
+    """The token of the padding."""
+    return int(vocabulary.encode("\n")[0]) if isinstance(vocabulary, WordVocabulary) else 0
+
+
+def count_unknown(rows: Mapping[str, np.ndarray], vocabulary: Vocabulary) -> int:
+    """Number of words of encoded texts that are not in their vocabulary."""
+    if not isinstance(vocabulary, WordVocabulary):
+        return 0
+    [number] = vocabulary.encode(UNKNOWN)
+    return int(((rows["tokens"] == number) & rows["mask"]).sum())

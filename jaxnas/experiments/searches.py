@@ -20,7 +20,8 @@ from jaxnas import files, search, tabular
 from jaxnas.experiments import strategies as strategies_lib
 from jaxnas.experiments import tables
 from jaxnas.search.blas import one_thread
-from jaxnas.tabular import files as table_files
+from jaxnas.search.runner import check_strategy
+from jaxnas.tabular import library
 
 Place = tuple[str, str | None, tuple[str, ...], tuple[str, ...]]
 
@@ -137,7 +138,7 @@ def build(make: strategies_lib.Make, name: str, table: tabular.Table, evaluation
     """The strategy of a name; ValueError where a user's function gives none."""
     strategy = make(table, evaluations)
     try:
-        search.check_strategy(strategy)
+        check_strategy(strategy)
     except TypeError as error:
         raise ValueError(f"--strategies: {name}: {error}") from error
     return strategy
@@ -172,4 +173,4 @@ def check_codes(label: str, codes: np.ndarray) -> None:
 def digest(table: tabular.Table, metric: str) -> str:
     """The SHA-256 of what searches on a table depend on: its architectures and the search metric."""
     scores = {name: x for name, x in table.metrics.items() if name.startswith((metric, "training_seconds"))}
-    return table_files.digest({"codes": table.codes, "classes": table.classes, **scores})
+    return library.digest({"codes": table.codes, "classes": table.classes, **scores})

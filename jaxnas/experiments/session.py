@@ -20,6 +20,7 @@ from jaxnas.recipes.recipe import TrainState
 from jaxnas.report import result
 from jaxnas.runs.space_evolution import read_spaces
 from jaxnas.runs.timing import costs_with_latency
+from jaxnas.search.selections import similar_cost
 from jaxnas.space import Arch
 from jaxnas.tasks import Task
 from jaxnas.training.fit import restore
@@ -126,7 +127,7 @@ class Session:
                 return found
             name = "latency_ms" if self.config.search.latency else "macs"
             fixed = search.reachable(space, costs)[name][0]
-            alike = search.similar_cost(space, costs, name, found, stream(0, "patterns"), fixed=fixed)
+            alike = similar_cost(space, costs, name, found, stream(0, "patterns"), fixed=fixed)
             number, count = text.partition(":")[2], len(next(iter(alike.values())))
             if not number.isdecimal() or int(number) >= count:
                 known = f"expected random:K with K from 0 to {count - 1}" if count else "the space has none"

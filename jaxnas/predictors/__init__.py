@@ -5,30 +5,20 @@ A predictor is a frozen dataclass with `fit(key, inputs, targets, mask) -> fitte
 mask grows as results arrive.
 """
 
-from jaxnas.predictors.features import (
-    ChainCell,
-    EdgeCell,
-    one_hot,
-    path_features,
-    path_tokens,
-    tokens,
-)
+from jaxnas.predictors.features import ChainCell, EdgeCell, one_hot, path_features, path_tokens, tokens
 from jaxnas.predictors.gp import GaussianProcess
 from jaxnas.predictors.mlp import MlpEnsemble
-from jaxnas.predictors.targets import rank_normal
-from jaxnas.predictors.transformer import Start, SupervisedTransformer, TransformerPredictor
+from jaxnas.predictors.transformer import SupervisedTransformer, TransformerPredictor
 
 __all__ = [
     "ChainCell",
     "EdgeCell",
     "GaussianProcess",
     "MlpEnsemble",
-    "Start",
     "SupervisedTransformer",
     "TransformerPredictor",
     "one_hot",
     "path_features",
     "path_tokens",
-    "rank_normal",
     "tokens",
 ]

@@ -30,8 +30,7 @@ def one_hot(space: Space) -> Callable[[Arch], jax.Array]:
     option = np.concatenate([np.arange(size, dtype=np.int32) for size in space.sizes])
 
     def features(arch: Arch) -> jax.Array:
-        code = space.encode(arch)
-        active = jnp.concatenate([mask.reshape(-1) for mask in space.active(arch).values()])
+        code, active = space.encode(arch), space.active_code(arch)
         return ((code[element] == option) & active[element]).astype(jnp.float32)
 
     return features
@@ -224,9 +223,8 @@ def tokens(space: Space) -> Callable[[Arch], Features]:
     place = jnp.arange(space.length, dtype=jnp.int32)
 
     def features(arch: Arch) -> Features:
-        active = jnp.concatenate([mask.reshape(-1) for mask in space.active(arch).values()])
         return {
-            "kind": jnp.where(active, space.encode(arch), -1),
+            "kind": jnp.where(space.active_code(arch), space.encode(arch), -1),
             "place": place,
             "segment": jnp.zeros_like(place),
         }

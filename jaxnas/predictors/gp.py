@@ -9,8 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxnas.checks import check_counts, check_numbers
-from jaxnas.predictors.fitting import descend
-from jaxnas.predictors.targets import check_fitted, check_inputs, check_key, matrices, prepare
+from jaxnas.predictors.fitting import check_fitted, check_inputs, check_key, descend, matrices, prepare
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,8 +9,16 @@ import jax.numpy as jnp
 import optax
 
 from jaxnas.checks import check_counts, check_numbers
-from jaxnas.predictors.fitting import columns, descend, scaling
-from jaxnas.predictors.targets import check_fitted, check_inputs, check_key, matrices, prepare
+from jaxnas.predictors.fitting import (
+    check_fitted,
+    check_inputs,
+    check_key,
+    columns,
+    descend,
+    matrices,
+    prepare,
+    scaling,
+)
 
 
 class _Mlp(nn.Module):

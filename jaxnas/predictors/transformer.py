@@ -10,9 +10,17 @@ import numpy as np
 import optax
 
 from jaxnas.checks import check_counts, check_methods, check_numbers
-from jaxnas.predictors.fitting import columns, descend, scaling
+from jaxnas.predictors.fitting import (
+    check_fitted,
+    check_inputs,
+    check_key,
+    columns,
+    descend,
+    matrices,
+    prepare,
+    scaling,
+)
 from jaxnas.predictors.gp import GaussianProcess
-from jaxnas.predictors.targets import check_fitted, check_inputs, check_key, matrices, prepare
 
 
 class Encoder(nn.Module):

@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from jaxnas import files
-from jaxnas.search import Shift
+from jaxnas.search.space_evolution import Shift
 
 VERSION = 1
 NAME = "result.json"

@@ -7,9 +7,9 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
-from jaxnas import search
 from jaxnas.checks import check_counts, check_increasing, check_numbers
 from jaxnas.recipes.recipe import check_cost
+from jaxnas.search.runner import check_strategy
 from jaxnas.space import Arch
 
 _GROUP = "search.method"
@@ -37,7 +37,7 @@ class ByStrategy:
 
     def __post_init__(self) -> None:
         if self.strategy is not None:
-            search.check_strategy(self.strategy)
+            check_strategy(self.strategy)
         check_counts(self, "finalists", least=0, group=_GROUP)
         check_counts(self, "finalist_steps", none=True, group=_GROUP)
 

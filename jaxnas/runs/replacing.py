@@ -16,6 +16,9 @@ from jaxnas import search
 from jaxnas.cost import Cost
 from jaxnas.recipes.distillation import kl
 from jaxnas.report.result import Budgeted, ReplacementsOf
+from jaxnas.search.bounds import check_bounds
+from jaxnas.search.knapsack import Replacements
+from jaxnas.search.random_search import Listed
 from jaxnas.space import Arch
 from jaxnas.tasks import Metric, Task
 from jaxnas.tasks.task import Batch, Call, Sums, check_predicts
@@ -95,12 +98,12 @@ class Replacing:
     """
 
     task: Any
-    replaced: search.Replacements
+    replaced: Replacements
 
     def strategies(self, cost: Cost, bounds: Any, samples: int, batch: int) -> dict[str, Any]:
         """The evaluation of all replacements, and random search within the bounds if it has `samples`."""
         space, pool = self.replaced.space, search.Pool(self.replaced.codes)
-        listed = search.Listed(space, cost, given=pool, batch=batch, name="replacements")
+        listed = Listed(space, cost, given=pool, batch=batch, name="replacements")
         if not samples:
             return {"found": listed}
         # Most architectures within an upper bound are far below it, and worse for that alone.
@@ -109,7 +112,7 @@ class Replacing:
             for name, (least, most) in bounds.items()
         }
         try:
-            search.check_bounds(space, cost, near)
+            check_bounds(space, cost, near)
         except ValueError:  # None uses so much of the budget.
             near = bounds
         random = search.RandomSearch(space, cost=cost, bounds=near, evaluations=samples, batch=batch)

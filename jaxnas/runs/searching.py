@@ -25,6 +25,8 @@ from jaxnas.runs.methods import BY_BUDGET, ByStrategy, Replacements, Search
 from jaxnas.runs.ranking import trained_alone
 from jaxnas.runs.replacing import replacing
 from jaxnas.runs.timing import costs_with_latency
+from jaxnas.search.bounds import check_bounds
+from jaxnas.search.runner import Result, Standing
 from jaxnas.space import Arch
 from jaxnas.tasks import Task
 from jaxnas.tasks.task import check_task
@@ -94,7 +96,7 @@ def search_space(
     costs = lab.costs or costs_with_latency(task, net, settings.latency, workdir)
     reach = search.reachable(space, costs)
     bounds = settings.bounds(reach)
-    search.check_bounds(space, costs, bounds)
+    check_bounds(space, costs, bounds)
     mesh = make_mesh() if lab.mesh is None else lab.mesh
     variables = check_variables(net, variables, task.inputs)
     check_finite(flatten(processes.on_host(variables)), f"the weights of {type(net).__name__}")
@@ -131,7 +133,7 @@ def search_space(
         page.begin(f"The {one.name} search begins: what evaluates architectures is being compiled.")
         with Progress(one.evaluations, label=f"{one.name} search") as shown:
 
-            def progress(standing: search.Standing, one=one, shown=shown) -> None:
+            def progress(standing: Standing, one=one, shown=shown) -> None:
                 done = standing.evaluations
                 shown.update(done, standing.figures())
                 page.update(f"The {one.name} search has made {standing}.", done, one.evaluations)
@@ -165,7 +167,7 @@ def search_space(
     return Found(archs.pop("found"), archs, tuple(records), replacements=told, times=times)
 
 
-def best_alone(task: Task, net: nn.Module, method: ByStrategy, result: search.Result, lab: Lab) -> Arch:
+def best_alone(task: Task, net: nn.Module, method: ByStrategy, result: Result, lab: Lab) -> Arch:
     """The best on the search role, after training alone, of a search's finalists."""
     finite = [line for line in result.history if line["score"] is not None]  # None: it failed
     best = sorted(finite, key=lambda line: -line["score"])

@@ -22,6 +22,9 @@ from jaxnas.runs.lab import Lab
 from jaxnas.runs.methods import BY_BUDGET, Argmax, Perturbation, Pruning, Sampling, Search, Trials
 from jaxnas.runs.ranking import kendall_tau
 from jaxnas.runs.searching import Found, check_complete, history_of, tell
+from jaxnas.search.perturbation import perturbation, pruning
+from jaxnas.search.selections import Candidates
+from jaxnas.search.strategy import State
 from jaxnas.space import Arch, Space
 from jaxnas.tasks import Task
 from jaxnas.training.alone import begin, make_trials, make_tuner, on_workers
@@ -173,9 +176,9 @@ def _without_options(
     options: dict[str, Any] = {"tune": tuner and tune, "renormalize": method.renormalize}
     with Progress(_evaluations(space, method), label=f"{method.name}, evaluation") as shown:
         if isinstance(method, Pruning):
-            arch, found = search.pruning(space, weights, scores, at_once=method.at_once, **options)
+            arch, found = pruning(space, weights, scores, at_once=method.at_once, **options)
         else:
-            arch, found = search.perturbation(space, weights, scores, key, **options)
+            arch, found = perturbation(space, weights, scores, key, **options)
     return arch, tuple(found)
 
 
@@ -190,7 +193,7 @@ def _evaluations(space: Space, method: Perturbation) -> int:
 
 def _draw(
     method: Sampling, recipe: Recipe, space: Any, logits: Arch, costs: Cost | None, seed: int
-) -> search.Candidates:
+) -> Candidates:
     relative, low, high = None, None, None
     if isinstance(recipe, Relaxed) and recipe.cost is not None:
         relative = recipe.relative_cost(space, costs)
@@ -212,7 +215,7 @@ def _draw(
 def race(
     space: Space,
     method: Trials,
-    drawn: search.Candidates,
+    drawn: Candidates,
     trials: Callable[[Arch, Any], np.ndarray],
     key: jax.Array,
     kept: Mapping[str, Any],
@@ -229,7 +232,7 @@ def race(
     )
     rungs = dataclasses.replace(racing, batch=len(codes))
 
-    def begin_rung(state: search.State) -> None:
+    def begin_rung(state: State) -> None:
         assert calls is not None
         archs, asked = rungs.ask(state)  # All that are left of the rung, whatever their scores will be.
         begin(calls, space, jax.tree.map(lambda x: x[asked.valid], archs), int(rungs.fidelity(asked)))

@@ -23,6 +23,7 @@ from jaxnas.recipes.recipe import Recipe, check_cost
 from jaxnas.report.result import SampledSpaceOf, parse
 from jaxnas.runs.lab import Lab
 from jaxnas.search.bounds import feasible
+from jaxnas.search.space_evolution import LEAST_SAMPLE, et_error, shift_options
 from jaxnas.space import Arch, Space
 from jaxnas.tasks import Task
 from jaxnas.training.evaluate import make_evaluator
@@ -169,9 +170,9 @@ def _name(turn: int) -> str:
 
 def _check(task: Task, net: Any, settings: SpaceEvolution, seed: int) -> None:
     """Refuses settings that a space cannot have, before anything is trained."""
-    if settings.sample < search.LEAST_SAMPLE:
+    if settings.sample < LEAST_SAMPLE:
         raise ValueError(
-            f"evolution.sample is {settings.sample}, expected at least {search.LEAST_SAMPLE} architectures."
+            f"evolution.sample is {settings.sample}, expected at least {LEAST_SAMPLE} architectures."
         )
     costs = cost(net, task.inputs)
     check_cost("evolution.budget", settings.budget, costs(net.space.smallest()))
@@ -184,7 +185,7 @@ def _check(task: Task, net: Any, settings: SpaceEvolution, seed: int) -> None:
                 )
     for name, rule in settings.rules.items():
         options: Any = net.space[name].options
-        search.shift_options(name, options, 0, rule)
+        shift_options(name, options, 0, rule)
     _draw(net, costs, settings, seed, 0)
 
 
@@ -197,7 +198,7 @@ def measure_last(task: Task, net: nn.Module, variables: Any, settings: SpaceEvol
     _, errors = _sample(task, net, variables, settings, lab, settings.turns)
     last = SampledSpaceOf(
         name=_name(settings.turns),
-        et_error=search.et_error(errors, top=settings.top),
+        et_error=et_error(errors, top=settings.top),
         errors=tuple(float(x) for x in errors),
     )
     known = dataclasses.replace(known, sampled=(*known.sampled, last))

@@ -221,24 +221,19 @@ def _find(space: Space, cost: Cost | None, bounds: Bounds) -> np.ndarray:
         found, costs, tried = _walk(space, cost, bounds, ranges)
     if len(found):
         return found
-    order = np.argsort(_distance(bounds, costs, ranges), kind="stable")
-    seen = [
-        ", ".join(f"{name} {_text(costs[name][row].item())}" for name, *_ in bounds) for row in order[:200]
-    ]
+    order = np.argsort(_distance(bounds, costs, ranges), kind="stable")[:200]
+    seen = [", ".join(f"{name} {_text(costs[name][row].item())}" for name, *_ in bounds) for row in order]
     close = "; ".join(list(dict.fromkeys(seen))[:3])
-    unbounded = tuple((name, None, None) for name, *_ in bounds)
-    asked, spans = (
-        ", ".join(
-            f"{name} from {_text(ranges[name][0] if low is None else low)} to "
-            f"{_text(ranges[name][1] if high is None else high)}"
-            for name, low, high in each
-        )
-        for each in (bounds, unbounded)
-    )
+
+    def spans(*given: tuple[str, float | None, float | None]) -> str:
+        lows = {name: ranges[name][0] if low is None else low for name, low, _ in given}
+        highs = {name: ranges[name][1] if high is None else high for name, _, high in given}
+        return ", ".join(f"{name} from {_text(low)} to {_text(highs[name])}" for name, low in lows.items())
+
     how = "The space has none" if codes is not None else f"None found in {tried:,} attempts"
     raise ValueError(
-        f"bounds: no architecture with {asked}. {how}; the nearest have: {close}. The space reaches {spans}. "
-        "Widen the bounds."
+        f"bounds: no architecture with {spans(*bounds)}. {how}; the nearest have: {close}. The space reaches "
+        f"{spans(*((name, None, None) for name, *_ in bounds))}. Widen the bounds."
     )
 
 

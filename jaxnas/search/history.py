@@ -7,9 +7,13 @@ line and of the digest before, so that a changed or lost line does not go unnoti
 """
 
 import dataclasses
+import dis
+import functools
+import inspect
 import json
 import os
-from collections.abc import Mapping, Sequence
+import types
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -24,11 +28,6 @@ _FIRST = b'{"index": '  # the start of each line
 
 class History:
     """The lines of a search: those of its file are replayed, others are appended to it.
-
-    Attributes:
-      recorded: the lines of the file.
-      lines: those that the search has made so far, in order.
-      resumed: how many of these were taken from the file.
 
     Args:
       path: of the file; None for none.
@@ -46,8 +45,8 @@ class History:
     ) -> None:
         self.path, self.name, self.settings = path, name, settings
         self.recorded: list[Line] = [] if path is None else read(path, name)
-        self.lines: list[Line] = []
-        self.resumed = 0
+        self.lines: list[Line] = []  # those that the search has made so far, in order
+        self.resumed = 0  # how many of these were taken from the file
         processes.wait("the history is read")  # before the first of several processes writes to it
         _check_settings(self.recorded, settings, path)
         if len(self.recorded) > evaluations:
@@ -141,7 +140,7 @@ def cut(path: str | os.PathLike, name: str, keep: int) -> None:
 
 
 def seal(lines: Sequence[Mapping[str, Any]], before: Sequence[Line]) -> list[Line]:
-    """Returns lines as they are written, each with its digest; `before` are those that precede."""
+    """Returns lines as they are written behind those `before`, each with its digest."""
     digest = before[-1]["digest"] if before else ""
     sealed = []
     for line in lines:
@@ -204,3 +203,69 @@ def _check_settings(recorded: list[Line], settings: Mapping[str, Any], path: Any
             + f" If another objective gives the same scores, pass objective={before.get('objective')!r}."
             * (before.get("objective") != settings.get("objective"))
         )
+
+
+def digest_of(objective: Any) -> str:
+    """Returns 16 hexadecimal digits that another objective does not have.
+
+    Of a Python function these count: its name, its code with all constants, its defaults, the numbers and
+    texts of outer scopes that it reads, and the same of the functions of its module that it calls, also
+    within a decorator or `functools.partial`. These do not: other modules, files, arrays and other objects,
+    and what the function itself assigns. Another version of Python may give another digest.
+    """
+    inner = _function(objective)
+    return files.digest(_described(objective, getattr(inner, "__module__", None), set()))
+
+
+def _function(value: Any) -> Any:
+    """The function that a callable runs, where it is written in Python."""
+    while isinstance(value, functools.partial):
+        value = value.func
+    value = inspect.unwrap(value)
+    value = getattr(value, "__func__", value)  # of a method
+    return value if hasattr(value, "__code__") or isinstance(value, type) else type(value).__call__
+
+
+def _described(value: Any, module: str | None, seen: set[types.CodeType]) -> Any:
+    """A value as nested tuples of numbers and texts, the same in every process."""
+    if value is None or isinstance(value, bool | int | float | complex | str | bytes):
+        return value
+    if isinstance(value, tuple):
+        return tuple(_described(one, module, seen) for one in value)
+    if isinstance(value, frozenset):
+        return tuple(sorted(repr(one) for one in value))
+    if isinstance(value, types.CodeType):
+        consts = tuple(_described(one, module, seen) for one in value.co_consts)
+        return value.co_name, value.co_code, value.co_names, consts
+    if isinstance(value, functools.partial):
+        given = (*value.args, *sorted(value.keywords.items()))
+        return _described(value.func, module, seen), _described(given, module, seen)
+    function = _function(value) if callable(value) else value
+    code = getattr(function, "__code__", None)
+    name = getattr(function, "__qualname__", type(value).__qualname__)
+    if code is None or code in seen or function.__module__ != module:
+        return name
+    seen.add(code)
+    try:
+        outer = inspect.getclosurevars(function)
+    except ValueError:  # A variable that has no value yet.
+        outer = inspect.ClosureVars({}, {}, {}, set())
+    assigned = {
+        step.argval
+        for one in _codes(code)
+        for step in dis.get_instructions(one)
+        if step.opname in ("STORE_DEREF", "STORE_GLOBAL")
+    }
+    read = sorted((k, v) for k, v in ({**outer.globals, **outer.nonlocals}).items() if k not in assigned)
+    defaults = (*(function.__defaults__ or ()), *sorted((function.__kwdefaults__ or {}).items()))
+    documented = code.co_consts[:1] == (function.__doc__,)
+    code = code.replace(co_consts=(None, *code.co_consts[1:])) if documented else code
+    return name, *(_described(one, module, seen) for one in (code, defaults, tuple(read)))
+
+
+def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    """The code of a function and of those that it defines."""
+    yield code
+    for one in code.co_consts:
+        if isinstance(one, types.CodeType):
+            yield from _codes(one)

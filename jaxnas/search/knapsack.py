@@ -15,13 +15,13 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
 from jaxnas import counting
 from jaxnas.counting import Element
 from jaxnas.search import bounds as bounds_lib
 from jaxnas.search.bounds import Cost
+from jaxnas.search.neighbors import canonical_codes
 from jaxnas.space import Arch, Space
 
 _MOST = 10_000  # options of a place
@@ -29,22 +29,16 @@ _MOST = 10_000  # options of a place
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Replacements:
-    """Architectures that differ from one in a single place.
-
-    Attributes:
-      space: the search space.
-      codes: of the architectures, int32 [n, space.length]; the first one is that which they differ from.
-      places: of each architecture the place in which it differs, int32 [n]; -1 for the first one.
-    """
+    """Architectures that differ from one in a single place."""
 
     space: Space
-    codes: np.ndarray
-    places: np.ndarray
+    codes: np.ndarray  # int32 [n, space.length]; the first one is that which the others differ from
+    places: np.ndarray  # the place in which each differs, int32 [n]; -1 for the first one
 
     @property
     def archs(self) -> Arch:
         """The architectures, as a batch [n]."""
-        return jax.vmap(self.space.decode)(self.codes)
+        return self.space.decode(self.codes)
 
     @property
     def base(self) -> Arch:
@@ -52,13 +46,8 @@ class Replacements:
         return self.space.decode(self.codes[0])
 
     def total(self, scores: Any, arch: Arch) -> float:
-        """Estimates the score of a combination: that of the base, and the change of each place that differs.
-
-        Args:
-          scores: of the architectures, float [n].
-          arch: which combines some of them.
-        """
-        (code,), base = _canonical(self.space, np.asarray(self.space.encode(arch))[None]), self.codes[0]
+        """Estimates a combination's score: that of the base, and the change of each place that differs."""
+        code, base = np.asarray(self.space.encode(self.space.canonical(arch))), self.codes[0]
         moved = self.codes != base
         used = [i for i in range(1, len(moved)) if np.array_equal(self.codes[i][moved[i]], code[moved[i]])]
         widest = {self.places[i]: i for i in sorted(used, key=lambda i: moved[i].sum())}
@@ -94,7 +83,7 @@ def replacements(
                 f"expected each of the elements at most once, such as {names[0]}; there are {len(names)}."
             )
     whole = np.asarray(space.encode(space.largest() if base is None else base), np.int32)
-    (first,) = _canonical(space, whole[None])
+    first = np.asarray(canonical_codes(space, whole))
     rows, of = [first], [-1]
     for number, place in enumerate(chosen):
         columns = [names.index(tuple(element)) for element in place]
@@ -102,17 +91,11 @@ def replacements(
             raise ValueError(f"The place {place} has {count} options; expected at most {_MOST}.")
         changed = np.repeat(first[None], count, axis=0)
         changed[:, columns] = list(itertools.product(*(range(space.sizes[c]) for c in columns)))
-        codes = np.unique(_canonical(space, changed), axis=0)
+        codes = np.unique(canonical_codes(space, changed), axis=0)
         new = [code for code in codes if not np.array_equal(code, first)]
         rows += new
         of += [number] * len(new)
     return Replacements(space, np.stack(rows), np.array(of, np.int32))
-
-
-def _canonical(space: Space, codes: np.ndarray) -> np.ndarray:
-    """Codes [n, length] with 0 for what is inactive."""
-    canonical = jax.vmap(lambda code: space.encode(space.canonical(space.decode(code))))(codes)
-    return np.asarray(canonical, np.int32)
 
 
 def knapsack(replaced: Replacements, scores: Any, cost: Cost, bounds: Any) -> Arch:

@@ -9,6 +9,11 @@ import numpy as np
 from jaxnas.space import Space
 
 
+def canonical_codes(space: Space, codes: jax.Array | np.ndarray) -> jax.Array:
+    """Returns codes, int [..., L], with 0 for each decision that does not count; int32 [..., L]."""
+    return space.encode(space.canonical(space.decode(codes)))
+
+
 def mutants(space: Space, key: jax.Array, codes: jax.Array, rate: Any) -> jax.Array:
     """Returns a canonical mutant of each code, int32 [n, L]; see `Space.mutate` for the rate."""
     keys = jax.random.split(key, len(codes))
@@ -30,7 +35,7 @@ def mutate_one(space: Space, key: jax.Array, code: jax.Array) -> jax.Array:
     place = jax.random.categorical(place_key, jnp.where(free, 0.0, -jnp.inf))
     step = jax.random.randint(step_key, (), 1, jnp.maximum(sizes[place], 2))
     mutant = code.at[place].set((code[place] + step) % sizes[place])
-    return space.encode(space.canonical(space.decode(mutant)))
+    return canonical_codes(space, mutant)
 
 
 def neighbors(space: Space, code: jax.Array) -> jax.Array:
@@ -41,5 +46,4 @@ def neighbors(space: Space, code: jax.Array) -> jax.Array:
     places = [(e, k) for e, size in enumerate(space.sizes) for k in range(size)]
     elements, values = np.asarray(places, np.int32).reshape(-1, 2).T
     changed = jnp.arange(space.length)[None, :] == jnp.asarray(elements)[:, None]
-    codes = jnp.where(changed, jnp.asarray(values)[:, None], code[None, :])
-    return space.encode(space.canonical(space.decode(codes)))
+    return canonical_codes(space, jnp.where(changed, jnp.asarray(values)[:, None], code[None, :]))

@@ -19,17 +19,11 @@ _ATTEMPTS = 10  # Children made for each that is wanted: many repeat what is kno
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Survivors:
-    """The population that survived the last generation, as `state.memory`. P = population.
+    """The population of P that survived the last generation, as `state.memory`."""
 
-    Attributes:
-      rows: of the history, from the best down; -1 where there is none. int32 [P]
-      rank: the front of each. int32 [P]
-      crowding: the distance of its neighbors in that front. float32 [P]
-    """
-
-    rows: jax.Array
-    rank: jax.Array
-    crowding: jax.Array
+    rows: jax.Array  # of the history, from the best down; -1 where there is none. int32 [P]
+    rank: jax.Array  # the front of each. int32 [P]
+    crowding: jax.Array  # the distance of its neighbors in that front. float32 [P]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,11 +37,10 @@ class NSGA2(Strategy):
         archs, scores = strategy.best(state)  # all that no other dominates
 
     The first generation is random. Each later one has children of two parents from binary tournaments by
-    front,
-    then by crowding: crossover, then mutation. The better half of parents and children survives. All scores
-    are maximized; negate what is to be small. Crossover takes each element from either parent, mutation draws
-    options
-    anew, and no architecture is evaluated twice: a child that is known makes way for another.
+    front, then by crowding: crossover, then mutation. The better half of parents and children survives. All
+    scores are maximized; negate what is to be small. Crossover takes each element from either parent,
+    mutation draws options anew, and no architecture is evaluated twice: a child that is known makes way for
+    another.
 
     Attributes:
       population: how many a generation has: the batch.

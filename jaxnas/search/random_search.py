@@ -1,12 +1,13 @@
-"""Random search: the baseline every other strategy has to beat."""
+"""Strategies that learn nothing: random search, the baseline of all others, and given architectures."""
 
 import dataclasses
 import functools
 
 import jax
+import jax.numpy as jnp
 
 from jaxnas.search.proposals import propose
-from jaxnas.search.strategy import State, Strategy
+from jaxnas.search.strategy import Pool, State, Strategy, check_pool
 from jaxnas.space import Arch
 
 
@@ -27,3 +28,32 @@ class RandomSearch(Strategy):
         """A batch of architectures and the next state; see `Strategy`."""
         key, ask_key = jax.random.split(state.key)
         return propose(self, dataclasses.replace(state, key=key), ask_key, [])
+
+
+@dataclasses.dataclass(frozen=True)
+class Listed(Strategy):
+    """Evaluates the architectures of a pool in their order; use as `Strategy`.
+
+    Attributes:
+      given: the architectures, whose number is that of the evaluations.
+      batch: how many to ask for at a time.
+      name: what a history calls the search.
+    """
+
+    learns = False
+    batch: int = 1
+    given: Pool | None = None
+    name: str = "listed"
+
+    def __post_init__(self) -> None:
+        codes = check_pool(self.given, self.space, "Listed: given")
+        object.__setattr__(self, "evaluations", len(codes))
+        super().__post_init__()
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def ask(self, state: State) -> tuple[Arch, State]:
+        """The next architectures and the next state; see `Strategy`."""
+        assert self.given is not None
+        rows = state.size + jnp.arange(self.batch, dtype=jnp.int32)
+        codes = jnp.asarray(self.given.codes, jnp.int32)[jnp.clip(rows, 0, self.evaluations - 1)]
+        return self.space.decode(codes), dataclasses.replace(state, valid=rows < self.evaluations)

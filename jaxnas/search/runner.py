@@ -20,8 +20,7 @@ import numpy as np
 from jaxnas import files
 from jaxnas.search import bounds
 from jaxnas.search.blas import one_thread
-from jaxnas.search.history import History, Line, settings_of
-from jaxnas.search.objective import digest_of
+from jaxnas.search.history import History, Line, digest_of, settings_of
 from jaxnas.search.proposals import listed
 from jaxnas.search.strategy import State, Strategy, as_told, check_key, score_shape
 from jaxnas.space import Arch
@@ -32,23 +31,14 @@ _HOPELESS = 20  # A search ends after so many failures without a success.
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """The result of a search.
+    """The result of a search."""
 
-    Attributes:
-      arch: the best architecture; with several objectives the batch of the Pareto front.
-      score: its score; with several objectives float32 [front, objectives].
-      costs: its costs, {} if the strategy has no cost function or several objectives.
-      state: the last state of the strategy.
-      history: the lines of the history of this search, in order; see `history`.
-      resumed: how many evaluations were taken from the history file.
-    """
-
-    arch: Arch
-    score: Any
-    costs: dict[str, int | float]
-    state: State
-    history: list[Line]
-    resumed: int
+    arch: Arch  # the best architecture; with several objectives the batch of the Pareto front
+    score: Any  # its score; with several objectives float32 [front, objectives]
+    costs: dict[str, int | float]  # its costs; {} without a cost function, or with several objectives
+    state: State  # the last one
+    history: list[Line]  # the lines of the history of this search, in order; see `history`
+    resumed: int  # how many evaluations were taken from the history file
 
     @property
     def failed(self) -> int:
@@ -58,19 +48,12 @@ class Result:
 
 @dataclasses.dataclass(frozen=True)
 class Standing:
-    """The progress of a search.
+    """The progress of a search."""
 
-    Attributes:
-      evaluations: done so far.
-      budget: of evaluations.
-      best: the best score, of several objectives the largest number on the front; NaN while there is none.
-      failed: how many of the evaluations raised, or gave no finite number.
-    """
-
-    evaluations: int
-    budget: int
-    best: float
-    failed: int
+    evaluations: int  # done so far
+    budget: int  # of evaluations
+    best: float  # score, of several objectives the largest number on the front; NaN while there is none
+    failed: int  # how many of the evaluations raised, or gave no finite number
 
     def __str__(self) -> str:
         failed = f", {self.failed:,} of which failed" if self.failed else ""
@@ -135,7 +118,10 @@ def run(
             if before is not None:
                 before(state)
             told = _evaluated(strategy, evaluate, asked, archs, rows, batched)
-        state = strategy.tell(asked, archs, *(_spread(x, rows, strategy.batch) for x in told))
+        whole = [np.zeros((strategy.batch, *x.shape[1:]), np.float32) for x in told]
+        for all_rows, x in zip(whole, told, strict=True):
+            all_rows[rows] = x
+        state = strategy.tell(asked, archs, *whole)
         record(strategy, state, history, progress)
     return make_result(strategy, state, history)
 
@@ -179,11 +165,7 @@ def scan(strategy: Strategy, evaluate: Callable[..., Any], key: jax.Array) -> St
 
 
 def check_search(strategy: Any, evaluate: Any, key: Any, given: str) -> None:
-    """Checks a strategy, a key, and a function of "values" of one architecture, or of "architectures".
-
-    Raises:
-      TypeError: something else.
-    """
+    """Checks a strategy, a key, and a function of "values" of one architecture, or of "architectures"."""
     check_strategy(strategy)
     if not callable(evaluate):
         raise TypeError(f"search: evaluate is {evaluate!r}, expected a function of {given}.")
@@ -275,13 +257,6 @@ def _checked(told: Any, shape: tuple[int, ...]) -> np.ndarray:
             + (f" for {shape[0]} architectures." if shape else ": a number.")
         )
     return array.astype(np.float32)
-
-
-def _spread(told: np.ndarray, rows: np.ndarray, batch: int) -> np.ndarray:
-    """Numbers of some rows as a whole batch."""
-    whole = np.zeros((batch, *told.shape[1:]), np.float32)
-    whole[rows] = told
-    return whole
 
 
 def record(

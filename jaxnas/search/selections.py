@@ -24,15 +24,10 @@ _SLACK = 0.05  # of a cost, by which networks of equal cost may differ
 
 
 class Candidates(NamedTuple):
-    """Different architectures to select from.
+    """Different architectures to select from."""
 
-    Attributes:
-      archs: a batch of hard architectures, leading axis n.
-      explored: which of them were drawn uniformly and not by the probabilities, bool [n].
-    """
-
-    archs: Arch
-    explored: np.ndarray
+    archs: Arch  # a batch of hard architectures, leading axis n
+    explored: np.ndarray  # which of them were drawn uniformly and not by the probabilities, bool [n]
 
 
 def argmax(space: Space, logits: Arch) -> Arch:
@@ -130,28 +125,14 @@ def _first(space: Space, codes: np.ndarray, canonical: Callable[[Arch], Arch] | 
 
 
 def similar_cost(
-    space: Space,
-    cost: Cost,
-    name: str,
-    arch: Arch,
-    key: jax.Array,
-    *,
-    count: int = 64,
-    fixed: float = 0.0,
+    space: Space, cost: Cost, name: str, arch: Arch, key: jax.Array, *, count: int = 64, fixed: float = 0.0
 ) -> Arch:
     """Draws different random architectures as dear as a given one: a baseline of equal cost.
 
-    Args:
-      space: the search space.
-      cost: a function from an architecture to {name: number}, traceable.
-      name: of the cost that is compared.
-      arch: the given architecture.
-      key: a typed key.
-      count: how many are drawn; there are fewer where the space has no more.
-      fixed: the part of the cost that every network has; the rest may differ by 5 %.
+    Costs of that name, less the part `fixed` that every network has, may differ by 5 %.
 
     Returns:
-      A batch of architectures, leading axis of at most `count`; it may be 0.
+      A batch of architectures, leading axis of at most `count`; it is less where the space has no more.
     """
     costs = cost(arch)
     if name not in costs:

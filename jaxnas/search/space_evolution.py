@@ -16,7 +16,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -30,11 +30,7 @@ _SURE = 2  # standard errors; a slope within them is taken for chance
 
 
 def et_error(errors: Any, *, top: int = TOP) -> float:
-    """Returns the E-T error of a sample: half its mean error and half the mean of its `top` least errors.
-
-    Args:
-      errors: of the architectures, [n]; less is better.
-      top: how many count for the top-tier error; all, where there are no more.
+    """Returns the E-T error of errors [n]: half their mean and half the mean of the `top` least of them.
 
     Raises:
       ValueError: errors that are no numbers, another shape, fewer than 10 architectures, or a top below 1.
@@ -79,19 +75,13 @@ def _sample(errors: Any, top: int) -> np.ndarray:
     return errors
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class OptionErrors:
-    """The E-T errors of the members of each option of a choice.
-
-    Attributes:
-      options: of the choice, k of them.
-      errors: the E-T error of each option, float64 [k].
-      deviations: what each architecture adds, to first order, to the difference of an E-T error from that of
-        infinitely many architectures, float64 [n, k]; the norm of a column is the standard error.
-    """
+class OptionErrors(NamedTuple):
+    """The E-T errors of the members of each of the k options of a choice."""
 
     options: tuple[Option, ...]
-    errors: np.ndarray
+    errors: np.ndarray  # the E-T error of each option, float64 [k]
+    # What each architecture adds, to first order, to the difference of an E-T error from that of infinitely
+    # many architectures, float64 [n, k]; the norm of a column is the standard error.
     deviations: np.ndarray
 
 
@@ -105,17 +95,14 @@ def decompose(
     have it, so that all architectures count the same, however deep they are.
 
     Args:
-      space: the search space.
-      archs: a batch of hard architectures of it, leading axis n.
-      errors: of these, [n]; less is better.
+      space, archs, errors: as of `evolve_space`.
       top: how many members count for the top-tier error of an option; all, where there are no more.
       names: of the choices; by default all.
 
     Raises:
-      ValueError: architectures of another space or number; an unknown name; an option without members.
+      ValueError: architectures of another space or number; an option without members.
     """
     errors = _sample(errors, top)
-    _check_names(space, names or (), "names")
     space.check(archs)
     if (batch := space.encode(archs).shape[:-1]) != errors.shape:
         raise ValueError(
@@ -164,15 +151,13 @@ def _of_options(
 
 
 def fit_line(found: OptionErrors) -> tuple[float, float, float]:
-    """Fits a line through the E-T errors of the options of a choice, by least squares.
+    """Fits a line through the E-T errors of the options, two numbers or more, of a choice, by least squares.
 
     Returns:
       Its slope, error for each unit of the option. The standard error of the slope, by the chance of which
       architectures were sampled. The part of the differences between the options that the line explains, from
       0 to 1; 0 where there is no difference.
     """
-    if len(found.options) < 2 or any(isinstance(option, str) for option in found.options):
-        raise ValueError(f"fit_line: a line needs two options that are numbers; got {found.options}.")
     values = np.asarray(found.options, np.float64)
     centered = values - values.mean()
     factors = centered / (centered @ centered)  # the slope is a sum of the errors with these factors
@@ -219,15 +204,9 @@ class ShiftRule:
 def shift_options(
     name: str, options: tuple[float, ...], steps: int, rule: ShiftRule = ShiftRule()
 ) -> tuple[float, ...]:
-    """Returns options moved by some steps, and rounded; those that are no longer legal are dropped.
+    """Returns the options of a choice moved by some steps, and rounded, without those that are not legal.
 
     Whole numbers stay whole numbers. Without steps nothing changes.
-
-    Args:
-      name: of the choice, for messages.
-      options: numbers.
-      steps: how many, and in which direction.
-      rule: the distance of a step, and the limits.
 
     Raises:
       ValueError: options that are not legal by the rule as they are, or no legal one after the shift.
@@ -277,53 +256,34 @@ def _is_legal(value: float, options: tuple[float, ...], rule: ShiftRule) -> bool
         above = value >= rule.least
     else:
         above = value > 0 if lowest > 0 else value >= 0 or lowest < 0
-    if rule.values and value not in rule.values:
-        return False
+    below = rule.most is None or value <= rule.most
     ratio = 0.0 if rule.multiple is None else value / rule.multiple
-    return (
-        above
-        and (rule.most is None or value <= rule.most)
-        and math.isclose(ratio, round(ratio), abs_tol=1e-6)
-    )
+    whole = math.isclose(ratio, round(ratio), abs_tol=1e-6)
+    return above and below and whole and (not rule.values or value in rule.values)
 
 
 @dataclasses.dataclass(frozen=True)
 class Shift:
-    """The move of one choice.
-
-    Attributes:
-      name: of the choice.
-      old, new: its options in the space and in the next one.
-      step: the distance of one step.
-      steps: along the negative slope; 0 where rounding brought all options back.
-      slope, standard_error, r_squared: of the line through the errors of the options; see `fit_line`.
-    """
+    """The move of one choice."""
 
     name: str
-    old: tuple[float, ...]
-    new: tuple[float, ...]
-    step: float
-    steps: int
-    slope: float
+    old: tuple[float, ...]  # its options in the space
+    new: tuple[float, ...]  # and in the next one
+    step: float  # the distance of one step
+    steps: int  # along the negative slope; 0 where rounding brought all options back
+    slope: float  # of the line through the errors of the options; see `fit_line`
     standard_error: float
     r_squared: float
 
 
 @dataclasses.dataclass(frozen=True)
 class EvolvedSpace:
-    """The next space, and why it is that one.
+    """The next space, and why it is that one."""
 
-    Attributes:
-      space: the next space, with the same names in the same order.
-      et_error: of the sample of the old space.
-      errors: of its architectures, as they were given.
-      shifts: of the choices that could move.
-    """
-
-    space: Space
-    et_error: float
-    errors: tuple[float, ...]
-    shifts: tuple[Shift, ...]
+    space: Space  # with the same names in the same order
+    et_error: float  # of the sample of the old space
+    errors: tuple[float, ...]  # of its architectures, as they were given
+    shifts: tuple[Shift, ...]  # of the choices that could move
 
 
 def evolve_space(

@@ -40,36 +40,21 @@ from jaxnas.space import Arch, Space, check_space
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class State:
-    """The state of a search. H = evaluations (the capacity), P = batch, L = space.length.
+    """The state of a search. H = evaluations (the capacity), P = batch, L = space.length."""
 
-    Attributes:
-      key: a typed key, [].
-      codes: the evaluated architectures, encoded; -1 in free rows. int32 [H, L]
-      scores: their scores; NaN where an evaluation failed, and in free rows. float32 [H], or
-        [H, M] of a strategy with M objectives.
-      born: the generation of each. int32 [H]
-      size: the number of rows in use. int32 []
-      generation: the number of generations told. int32 []
-      skipped: how many evaluations failed: they are not repeated, and never are parents. int32 []
-      valid: the rows of the batch last asked that are to be evaluated. bool [P]
-      exhausted: no new feasible architecture was found for some row. bool []
-      seeds: codes of some feasible architectures. int32 [S, L]
-      memory: what the strategy itself keeps, a pytree; () if nothing.
-      pending: how many architectures are being evaluated, asked one at a time: their codes are in the
-        rows after `size`; see `begin_evaluation`. int32 []
-    """
-
-    key: jax.Array
-    codes: jax.Array
+    key: jax.Array  # a typed key, []
+    codes: jax.Array  # the evaluated architectures, encoded; -1 in free rows. int32 [H, L]
+    # Their scores; NaN where one failed, and in free rows. float32 [H], or [H, M] of M objectives.
     scores: jax.Array
-    born: jax.Array
-    size: jax.Array
-    generation: jax.Array
-    skipped: jax.Array
-    valid: jax.Array
-    exhausted: jax.Array
-    seeds: jax.Array
-    memory: Any = ()
+    born: jax.Array  # the generation of each. int32 [H]
+    size: jax.Array  # the number of rows in use. int32 []
+    generation: jax.Array  # the number of generations told. int32 []
+    skipped: jax.Array  # how many failed: they are not repeated, and never are parents. int32 []
+    valid: jax.Array  # the rows of the batch last asked that are to be evaluated. bool [P]
+    exhausted: jax.Array  # whether no new feasible architecture was found for some row. bool []
+    seeds: jax.Array  # codes of some feasible architectures. int32 [S, L]
+    memory: Any = ()  # what the strategy itself keeps, a pytree
+    # How many are being evaluated, asked one at a time: their codes are in the rows after `size`. int32 []
     pending: jax.Array | int = 0
 
 
@@ -81,13 +66,7 @@ class Pool:
 
 
 def check_pool(pool: Any, space: Space, what: str) -> np.ndarray:
-    """Checks that a pool is of a space, and returns its codes, int [n, space.length].
-
-    Args:
-      pool: that was given.
-      space: of the search.
-      what: the start of the message: the owner and the field.
-    """
+    """Checks that a pool is of a space, and returns its codes, int [n, space.length]."""
     if not isinstance(pool, Pool):
         raise TypeError(
             f"{what} is {type(pool).__name__}, expected architectures as search.Pool(space.encode(archs))."
@@ -269,12 +248,9 @@ class Strategy:
 
 @functools.partial(jax.jit, static_argnums=0)
 def begin_evaluation(strategy: Strategy, state: State, archs: Arch) -> State:
-    """Returns the state in which the architecture that was asked for is being evaluated.
+    """Returns the state in which the architecture that was asked for, leading axis 1, is being evaluated.
 
-    Args:
-      strategy: of the search, with a batch of 1.
-      state: as `ask` returned it; nothing changes where it is not valid.
-      archs: the architecture that `ask` returned, leading axis 1.
+    Nothing changes where the state, as `ask` returned it, is not valid.
     """
     row = jnp.where(state.valid, state.size + state.pending, strategy.evaluations)  # [1]
     return dataclasses.replace(
@@ -287,13 +263,9 @@ def begin_evaluation(strategy: Strategy, state: State, archs: Arch) -> State:
 
 @functools.partial(jax.jit, static_argnums=0)
 def end_evaluation(strategy: Strategy, state: State, archs: Arch, scores: Any) -> State:
-    """Returns the state that knows the score of one architecture whose evaluation began.
+    """Returns the state that knows the score, float [1], of one architecture whose evaluation began.
 
-    Args:
-      strategy: of the search, with a batch of 1.
-      state: in which the architecture is being evaluated; the score of another one is ignored.
-      archs: the architecture, leading axis 1.
-      scores: float [1]; NaN where the evaluation failed.
+    It is NaN where the evaluation failed, and is ignored if the architecture is not being evaluated.
     """
     row = jnp.arange(strategy.evaluations)
     begun = (row >= state.size) & (row < state.size + state.pending)

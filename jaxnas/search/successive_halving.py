@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxnas.checks import check_counts, check_numbers
+from jaxnas.search.neighbors import canonical_codes
 from jaxnas.search.proposals import propose
 from jaxnas.search.strategy import Pool, State, Strategy, as_told, check_best, check_pool, next_rows
 from jaxnas.space import Arch, check_space
@@ -25,24 +26,15 @@ class Race:
 
     A rung is the architectures of a race at one fidelity. The history holds a race's rungs one after the
     other, so two row numbers tell what the rung before had found.
-
-    Attributes:
-      fidelity: of each evaluation; -1 in free rows. int32 [H]
-      seconds: what each evaluation took; 0 where that was not told, and in free rows. float32 [H]
-      current: the fidelity of the rung. int32 []
-      number: of the race, from 0. int32 []
-      previous: the first row of the rung before; `begun` if the rung starts a race. int32 []
-      begun: the first row of the rung. int32 []
-      want: how many architectures the rung has. int32 []
     """
 
-    fidelity: jax.Array
-    seconds: jax.Array
-    current: jax.Array
-    number: jax.Array
-    previous: jax.Array
-    begun: jax.Array
-    want: jax.Array
+    fidelity: jax.Array  # of each evaluation; -1 in free rows. int32 [H]
+    seconds: jax.Array  # that each took; 0 where that was not told, and in free rows. float32 [H]
+    current: jax.Array  # the fidelity of the rung. int32 []
+    number: jax.Array  # of the race, from 0. int32 []
+    previous: jax.Array  # the first row of the rung before; `begun` if the rung starts a race. int32 []
+    begun: jax.Array  # the first row of the rung. int32 []
+    want: jax.Array  # how many architectures the rung has. int32 []
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,7 +100,7 @@ class Hyperband(Strategy):
         check_space(self.space, "Hyperband")
         codes = check_pool(given, self.space, "Hyperband: given")
         with jax.ensure_compile_time_eval():
-            networks = np.asarray(self.space.encode(self.space.canonical(self.space.decode(codes))))
+            networks = np.asarray(canonical_codes(self.space, codes))
         if len(np.unique(networks, axis=0)) < len(codes):
             raise ValueError("Hyperband: some of the given architectures are equal; give each one once.")
         if self.bounds:

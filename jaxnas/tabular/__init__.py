@@ -9,6 +9,6 @@ A table of your own comes from `from_arrays` or `from_csv`.
 
 from jaxnas.tabular.library import load, names
 from jaxnas.tabular.read_csv import from_csv
-from jaxnas.tabular.table import Metric, Table, from_arrays
+from jaxnas.tabular.table import Table, from_arrays
 
-__all__ = ["Metric", "Table", "from_arrays", "from_csv", "load", "names"]
+__all__ = ["Table", "from_arrays", "from_csv", "load", "names"]

@@ -13,19 +13,12 @@ from jaxnas.tabular.table import Table
 
 @dataclasses.dataclass(frozen=True)
 class Anytime:
-    """Curves of several searches; S = searches, N = evaluations.
+    """Curves of several searches; S = searches, N = evaluations."""
 
-    Attributes:
-      found: the search metric of the incumbent after each evaluation; float32 [S, N].
-      reported: the reported metric of the incumbent; float32 [S, N].
-      queried: the number of different networks evaluated so far; int32 [S, N].
-      to_best: how many different networks were evaluated until one of the best class was; NaN
-        where it was not found; float32 [S].
-    """
-
-    found: np.ndarray
-    reported: np.ndarray
-    queried: np.ndarray
+    found: np.ndarray  # the search metric of the incumbent after each evaluation; float32 [S, N]
+    reported: np.ndarray  # the reported metric of the incumbent; float32 [S, N]
+    queried: np.ndarray  # the number of different networks evaluated so far; int32 [S, N]
+    # How many different networks were evaluated until one of the best class was; NaN for none; float32 [S].
     to_best: np.ndarray
 
 
@@ -62,14 +55,10 @@ def anytime(table: Table, codes: np.ndarray, scores: np.ndarray, search: str, re
 
 
 def at_seconds(curves: np.ndarray, spent: np.ndarray, seconds: np.ndarray) -> np.ndarray:
-    """Converts curves by evaluation to curves by seconds, float32 [S, T].
+    """Converts curves by evaluation, float [S, N], to values at some seconds, float [T]; float32 [S, T].
 
-    Args:
-      curves: values after each evaluation, float [S, N].
-      spent: seconds spent up to and with each evaluation, never falling; float [S, N].
-      seconds: the times to look at, float [T].
-
-    NaN before the end of the first evaluation; a search that has ended keeps its last value.
+    `spent` has the seconds up to and with each evaluation, float [S, N]. The values are NaN before the end of
+    the first evaluation; a search that has ended keeps its last one.
     """
     values = []
     for curve, ends in zip(curves, spent, strict=True):
@@ -79,13 +68,7 @@ def at_seconds(curves: np.ndarray, spent: np.ndarray, seconds: np.ndarray) -> np
 
 
 def spent_seconds(table: Table, codes: np.ndarray, metric: str = "training_seconds") -> np.ndarray:
-    """The seconds that full evaluations took, up to and with each one; float64 [S, N].
-
-    Args:
-      table: that was searched.
-      codes: evaluated architectures in order, -1 in rows beyond the end; int32 [S, N, L].
-      metric: the seconds of one evaluation; NaN counts as 0.
-    """
+    """The seconds, NaN counting as 0, that evaluations took up to and with each of them; float64 [S, N]."""
     rows = _rows(table, codes)
     there = (codes[..., 0] >= 0) & (rows >= 0)
     seconds = np.where(there, table.metrics[metric][np.maximum(rows, 0)], 0)

@@ -11,16 +11,10 @@ DENSE_LIMIT = 2**20  # Codes of a space that are listed one by one: 4 MB of rows
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Dense:
-    """The row of every code of a space, by its number in mixed radix.
+    """The row of every code of a space, by its number in mixed radix."""
 
-    Attributes:
-      sizes: how many options each element has, int32 [length].
-      rows: the row of each code, int32 [product of sizes]; -1 for none. The last element of a code
-        varies fastest.
-    """
-
-    sizes: np.ndarray
-    rows: np.ndarray
+    sizes: np.ndarray  # how many options each element has, int32 [length]
+    rows: np.ndarray  # of each code, -1 for none, int32 [product of sizes]; the last element varies fastest
 
     def find(self, code: jax.Array) -> jax.Array:
         """The rows of codes [..., length], int32 [...]; -1 where there is none."""
@@ -34,22 +28,13 @@ class Dense:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Hashed:
-    """The rows of a sample of a space: a binary search for a hash, then a comparison of codes.
+    """The rows of a sample of a space: a binary search for a hash, then a comparison of codes."""
 
-    Attributes:
-      weights: the hash is their product with a code modulo 2**32, uint32 [length].
-      keys: the hashes of the rows in ascending order, uint32 [n].
-      rows: the row of each, int32 [n].
-      codes: the code of each, int32 [n, length].
-      probes: how many rows share a hash at most; that many are compared, so that the answer is
-        exact.
-    """
-
-    weights: np.ndarray
-    keys: np.ndarray
-    rows: np.ndarray
-    codes: np.ndarray
-    probes: int
+    weights: np.ndarray  # the hash is their product with a code modulo 2**32, uint32 [length]
+    keys: np.ndarray  # the hashes of the rows in ascending order, uint32 [n]
+    rows: np.ndarray  # the row of each, int32 [n]
+    codes: np.ndarray  # the code of each, int32 [n, length]
+    probes: int  # how many rows share a hash at most: that many are compared, so that the answer is exact
 
     def find(self, code: jax.Array) -> jax.Array:
         """The rows of codes [..., length], int32 [...]; -1 where there is none."""
@@ -68,13 +53,7 @@ Index = Dense | Hashed
 
 
 def make(sizes: np.ndarray, codes: np.ndarray, rows: np.ndarray | None = None) -> Index:
-    """The index of distinct codes.
-
-    Args:
-      sizes: how many options each element has, int32 [length].
-      codes: int32 [n, length].
-      rows: the row of each code, int [n]; by default they are counted from 0.
-    """
+    """The index of distinct codes, int32 [n, length], whose rows, int [n], are by default counted from 0."""
     numbers = np.arange(len(codes), dtype=np.int32) if rows is None else rows.astype(np.int32)
     if np.prod(sizes.astype(np.float64)) <= DENSE_LIMIT:
         every = np.full(int(np.prod(sizes)), -1, np.int32)

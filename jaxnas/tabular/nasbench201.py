@@ -6,7 +6,7 @@ import numpy as np
 
 from jaxnas.choice import Choice
 from jaxnas.space import Space
-from jaxnas.tabular.table import Table, make
+from jaxnas.tabular.table import Table, from_arrays
 
 # fmt: off
 OPS = ("none", "skip_connect", "nor_conv_1x1", "nor_conv_3x3", "avg_pool_3x3")
@@ -87,10 +87,10 @@ def table(name: str, arrays: Mapping[str, np.ndarray], data: str) -> Table:
         if key in arrays:
             metrics[metric] = arrays[key]
     metrics |= {metric: x for metric, x in arrays.items() if metric.startswith("latency_")}
-    return make(
+    return from_arrays(
         name,
         SPACE,
-        arrays["ops"],
+        SPACE.decode(arrays["ops"]),
         metrics,
         {metric: "max" if "accuracy" in metric else "min" for metric in metrics},
         classes(arrays["ops"]),

@@ -1,5 +1,6 @@
 """NAS-Bench-Graph (arXiv 2206.09166): graph neural networks of 4 operations in a tree."""
 
+import dataclasses
 from collections.abc import Mapping
 
 import numpy as np
@@ -7,7 +8,7 @@ import numpy as np
 from jaxnas.choice import Choice
 from jaxnas.space import Space
 from jaxnas.tabular.index import Dense
-from jaxnas.tabular.table import Table, make
+from jaxnas.tabular.table import Table, from_arrays
 
 # The data sets of each file: those of a file were measured with the same cells.
 SETS = {
@@ -51,4 +52,5 @@ def table(name: str, arrays: Mapping[str, np.ndarray]) -> Table:
         "params": arrays[f"{data}.para"],
     }
     objectives = {key: "max" if "accuracy" in key else "min" for key in metrics}
-    return make(name, space, codes, metrics, objectives, index=Dense(space.sizes, rows))
+    made = from_arrays(name, space, space.decode(codes), metrics, objectives)
+    return dataclasses.replace(made, pool=False, index=Dense(space.sizes, rows))  # also of the equal cells

@@ -218,29 +218,9 @@ def from_arrays(
         different, first, classes = np.unique(forms, axis=0, return_index=True, return_inverse=True)
         classes = classes.reshape(-1)
         equals = index_lib.make(space.sizes, different, first)
-    return dataclasses.replace(
-        make(name, space, codes, metrics, objectives or {}, classes),
-        pool=len(codes) < space.cardinality,
-        equals=equals,
-        canonical_form=canonical,
-        features=features,
-        tokens=tokens,
-    )
-
-
-def make(
-    name: str,
-    space: Space,
-    codes: np.ndarray,
-    metrics: Mapping[str, Any],
-    objectives: Mapping[str, str],
-    classes: Any = None,
-    index: index_lib.Index | None = None,
-) -> Table:
-    """Makes a table of codes that are known to be distinct, canonical and in the space; see `from_arrays`."""
-    rows = len(codes)
     if not metrics:
         raise ValueError(f"{name}: there are no metrics; a table has at least one number for each row.")
+    rows, objectives = len(codes), dict(objectives or {})
     values = {key: _read_only(_column(name, key, x, rows)) for key, x in metrics.items()}
     for key, objective in objectives.items():
         if key not in values or objective not in ("max", "min"):
@@ -262,9 +242,13 @@ def make(
         values,
         _read_only(codes.astype(np.int32)),
         _read_only(classes.astype(np.int32)),
-        pool=False,
-        objectives=dict(objectives),
-        index=index_lib.make(space.sizes, codes) if index is None else index,
+        pool=rows < space.cardinality,
+        objectives=objectives,
+        index=index_lib.make(space.sizes, codes),
+        equals=equals,
+        canonical_form=canonical,
+        features=features,
+        tokens=tokens,
     )
 
 

@@ -16,9 +16,7 @@ LTS = {
 
 
 def _layers(
-    arrays: Mapping[str, np.ndarray],
-    plain: tuple[str, ...],
-    layered: tuple[str, ...],
+    arrays: Mapping[str, np.ndarray], plain: tuple[str, ...], layered: tuple[str, ...]
 ) -> tuple[dict[str, Choice], dict[str, np.ndarray]]:
     """Choices of the values seen, and the rows as a batch of architectures.
 

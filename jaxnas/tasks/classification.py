@@ -10,11 +10,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxnas import data as data_lib
 from jaxnas.checks import check_counts, check_numbers
-from jaxnas.data.labeled import Labeled
-from jaxnas.tasks.named import Named
-from jaxnas.tasks.task import Batch, Call, Metric, Predictions, Sums
+from jaxnas.data.batches import Batches, evaluation_batches
+from jaxnas.data.splits import Labeled
+from jaxnas.tasks.task import Batch, Call, Metric, Named, Predictions, Sums
 
 L = TypeVar("L", bound=Labeled)
 
@@ -66,18 +65,16 @@ class Classification(Named[L], Generic[L]):
         """The number of classes."""
         return {"num_classes": self.dataset.num_classes}
 
-    def batches(
-        self, role: str, batch_size: int, seed: int, shard: tuple[int, int] = (0, 1)
-    ) -> data_lib.Batches:
+    def batches(self, role: str, batch_size: int, seed: int, shard: tuple[int, int] = (0, 1)) -> Batches:
         """Shuffled batches of the network's inputs by name, and "label" int32 [B]; see `Task.batches`."""
         split = self.part(self.dataset.splits, role, train=True)
-        return data_lib.Batches(split, batch_size, seed, shard)
+        return Batches(split, batch_size, seed, shard)
 
     def evaluation(self, role: str, batch_size: int | None = None, limit: int | None = None) -> Batch:
         """All examples in order, or a random part; weights are 0 for padding."""
         split = self.part(self.dataset.splits, role)
         size = min(self.evaluation_batch_size, len(split)) if batch_size is None else batch_size
-        return data_lib.evaluation_batches(split, size, limit)
+        return evaluation_batches(split, size, limit)
 
     def augmented(self, batch: Batch, key: jax.Array) -> tuple[Any, jax.Array]:
         """The network's inputs in training, and targets float32 [B, classes] before smoothing."""

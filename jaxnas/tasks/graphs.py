@@ -13,16 +13,16 @@ import numpy as np
 import optax
 import scipy.sparse
 
-from jaxnas import data as data_lib
 from jaxnas.checks import check_counts
-from jaxnas.data.batches import evaluation_rows
+from jaxnas.data import graphs
+from jaxnas.data.batches import Batches, evaluation_rows
+from jaxnas.data.splits import Split
 from jaxnas.tasks.classification import METRICS, loss_and_sums
-from jaxnas.tasks.named import Named
-from jaxnas.tasks.task import Batch, Call, Predictions
+from jaxnas.tasks.task import Batch, Call, Named, Predictions
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Graphs(Named[data_lib.Graphs]):
+class Graphs(Named[graphs.Graphs]):
     """Classification of the nodes of one graph (transductive) or of several (inductive).
 
     A network takes {"features": float32 [G, N, F], "edges": int32 [G, E, 2], "edge_mask": bool [G, E],
@@ -45,14 +45,14 @@ class Graphs(Named[data_lib.Graphs]):
       evaluation_graphs: graphs at a time where networks are evaluated.
     """
 
-    data: str | data_lib.Graphs
+    data: str | graphs.Graphs
     normalize: bool = False
     sparse: bool = False
     evaluation_graphs: int = 16
 
     examples = "nodes"
     metrics = METRICS
-    kind = data_lib.Graphs
+    kind = graphs.Graphs
     makers = "data.from_graph, data.from_graphs or data.load_graph"
 
     def __post_init__(self) -> None:
@@ -64,9 +64,9 @@ class Graphs(Named[data_lib.Graphs]):
                 "negative. Give normalize=False, and features of a usual size."
             )
 
-    def read(self, data_dir: Any) -> data_lib.Graphs:
+    def read(self, data_dir: Any) -> graphs.Graphs:
         """The graph of the name."""
-        return data_lib.load_graph(self.name, data_dir=data_dir)
+        return graphs.load_graph(self.name, data_dir=data_dir)
 
     @property
     def inputs(self) -> dict[str, jax.ShapeDtypeStruct]:
@@ -116,7 +116,7 @@ class Graphs(Named[data_lib.Graphs]):
         batch = {**self._arrays, "label": self.dataset.labels, "weight": weight}
         return batch if rows is None else {name: x[rows] for name, x in batch.items()}
 
-    def batches(self, role: str, batch_size: int, seed: int, shard: tuple[int, int] = (0, 1)) -> Batches:
+    def batches(self, role: str, batch_size: int, seed: int, shard: tuple[int, int] = (0, 1)) -> GraphBatches:
         """Batches of shuffled graphs: inputs by name, "label" int32 [G, N], "weight" float32 [G, N].
 
         Raises:
@@ -133,9 +133,9 @@ class Graphs(Named[data_lib.Graphs]):
             )
         if len(rows) == batch_size and shard == (0, 1):
             every = len(rows) == len(self.dataset.features)
-            return Batches(self, role, None, self._batch(role, None if every else rows))
-        split = data_lib.Split(role, {"graph": rows}, np.zeros(len(rows), np.int32))
-        return Batches(self, role, data_lib.Batches(split, batch_size, seed, shard), None)
+            return GraphBatches(self, role, None, self._batch(role, None if every else rows))
+        split = Split(role, {"graph": rows}, np.zeros(len(rows), np.int32))
+        return GraphBatches(self, role, Batches(split, batch_size, seed, shard), None)
 
     def evaluation(self, role: str, batch_size: int | None = None, limit: int | None = None) -> Batch:
         """All graphs of the role in order, or a random part; weights are 0 for padding."""
@@ -187,21 +187,16 @@ def _compressed(features: np.ndarray) -> dict[str, np.ndarray]:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Batches:
+class GraphBatches:
     """Batches of graphs by their number.
 
     A batch of all graphs of a role is always the same arrays, which a training moves to its devices once.
-
-    Attributes:
-      task, role: whose graphs they are.
-      drawn: the numbers of the graphs, in batches; None where each batch has all graphs.
-      constant: the batch of all graphs.
     """
 
     task: Graphs
     role: str
-    drawn: data_lib.Batches | None
-    constant: Batch | None
+    drawn: Batches | None  # the numbers of the graphs, in batches; None where each batch has all graphs
+    constant: Batch | None  # the batch of all graphs
 
     def at(self, step: int) -> Batch:
         """Returns the batch of a step, from 0."""

@@ -14,6 +14,9 @@ import numpy as np
 from jaxnas import data as data_lib
 from jaxnas.checks import check_counts, check_numbers
 from jaxnas.data import augment
+from jaxnas.data.batches import Batches
+from jaxnas.data.images import Dataset
+from jaxnas.data.splits import SourceImages
 from jaxnas.files import as_path
 from jaxnas.tasks import baseline
 from jaxnas.tasks.classification import Classification
@@ -23,7 +26,7 @@ _MEMORY = 16 * 2**30  # Bytes of decoded images that an evaluation may hold; Ima
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Images(Classification[data_lib.Dataset]):
+class Images(Classification[Dataset]):
     """Classification of images of one size.
 
     A network takes standardized images, float32 [B, H, W, C], and gives logits [B, classes].
@@ -50,7 +53,7 @@ class Images(Classification[data_lib.Dataset]):
       evaluation_batch_size: images at a time where networks are evaluated.
     """
 
-    data: str | data_lib.Dataset
+    data: str | Dataset
     search_fraction: float = 0.2
     seed: int = 0
     image_size: int | None = None
@@ -65,7 +68,7 @@ class Images(Classification[data_lib.Dataset]):
     repeats: int = 1
 
     examples = "images"
-    kind = data_lib.Dataset
+    kind = Dataset
     makers = "data.from_arrays, data.from_folder or data.load"
 
     def __post_init__(self) -> None:
@@ -77,10 +80,10 @@ class Images(Classification[data_lib.Dataset]):
         check_numbers(self, "randaugment", least=0, most=10)
         check_numbers(self, "erase", least=0, most=1)
         check_numbers(self, "mixup", "cutmix", least=0)
-        if isinstance(self.data, data_lib.Dataset):
+        if isinstance(self.data, Dataset):
             self._check_fits(self.data)
 
-    def _check_fits(self, dataset: data_lib.Dataset) -> None:
+    def _check_fits(self, dataset: Dataset) -> None:
         """Refuses what the images are too small for, or their values do not fit."""
         height, width, channels = dataset.image_shape
         pixels, smallest = height * width, min(height, width)
@@ -105,7 +108,7 @@ class Images(Classification[data_lib.Dataset]):
                     f"{dataset.train.images.dtype}, {height} x {width} x {channels}: {why}."
                 )
 
-    def read(self, data_dir: Any) -> data_lib.Dataset:
+    def read(self, data_dir: Any) -> Dataset:
         """The data set of the name, or of the folder of that path."""
         if as_path(self.name).is_dir():
             held_out = data_lib.HeldOut(search=self.search_fraction, seed=self.seed)
@@ -118,15 +121,12 @@ class Images(Classification[data_lib.Dataset]):
             image_size=self.image_size,
         )
 
-    def batches(
-        self, role: str, batch_size: int, seed: int, shard: tuple[int, int] = (0, 1)
-    ) -> data_lib.Batches:
+    def batches(self, role: str, batch_size: int, seed: int, shard: tuple[int, int] = (0, 1)) -> Batches:
         """Shuffled batches of images [B, H, W, C] and "label" int32 [B]; see `Task.batches`."""
-        batches = dataclasses.replace(super().batches(role, batch_size, seed, shard), repeats=self.repeats)
-        if not self.crop_scale or not isinstance(batches.split.images, data_lib.SourceImages):
-            return batches
-        fields = {field.name: getattr(batches, field.name) for field in dataclasses.fields(batches)}
-        return data_lib.CroppedBatches(**fields, scale=self.crop_scale)
+        batches = super().batches(role, batch_size, seed, shard)
+        on_demand = isinstance(batches.split.images, SourceImages)
+        crop_scale = self.crop_scale if on_demand else 0.0  # others are cropped on the device
+        return dataclasses.replace(batches, repeats=self.repeats, crop_scale=crop_scale)
 
     def evaluation(self, role: str, batch_size: int | None = None, limit: int | None = None) -> Batch:
         """All images in order, or a part drawn at random; see `Task.evaluation`.
@@ -135,7 +135,7 @@ class Images(Classification[data_lib.Dataset]):
           ValueError: images that are decoded on demand, and too many to be in memory at once.
         """
         split = self.dataset.splits.get(role)
-        if split is not None and isinstance(split.images, data_lib.SourceImages):
+        if split is not None and isinstance(split.images, SourceImages):
             size = self.evaluation_batch_size if batch_size is None else batch_size
             count = len(split) if limit is None else min(len(split), limit * size)
             if (memory := count * math.prod(self.dataset.image_shape)) > _MEMORY:
@@ -180,7 +180,7 @@ class Images(Classification[data_lib.Dataset]):
         """Augmented images, float32 [B, H, W, C], and targets [B, classes], of blended images blended."""
         shift, mirror, mix, box, operate, hole = jax.random.split(key, 6)
         images, targets, dataset = batch["image"], self.targets(batch), self.dataset
-        if self.crop_scale and not isinstance(dataset.train.images, data_lib.SourceImages):
+        if self.crop_scale and not isinstance(dataset.train.images, SourceImages):
             images = augment.random_resized_crop(box, images, (self.crop_scale, 1.0))
         if self.crop_padding:
             images = augment.pad_and_crop(shift, images, self.crop_padding)
@@ -201,7 +201,7 @@ class Images(Classification[data_lib.Dataset]):
         return images, targets
 
 
-def _full_range(dataset: data_lib.Dataset) -> bool:
+def _full_range(dataset: Dataset) -> bool:
     """Whether the values of images go from 0 to about 255; those that are decoded on demand do."""
     images = dataset.train.images
     return images.dtype == np.uint8 and (not isinstance(images, np.ndarray) or int(images.max()) > 127)

@@ -11,9 +11,10 @@ import jax.numpy as jnp
 
 from jaxnas import data as data_lib
 from jaxnas.checks import check_counts, check_numbers
+from jaxnas.data.batches import ContiguousBatches, evaluation_streams
+from jaxnas.data.text import Corpus
 from jaxnas.files import as_path
-from jaxnas.tasks.named import Named
-from jaxnas.tasks.task import Batch, Call, Metric, Predictions, Sums
+from jaxnas.tasks.task import Batch, Call, Metric, Named, Predictions, Sums
 
 METRICS = (
     Metric("nats", "nats per token", "min", lambda sums: sums["nats"] / sums["tokens"]),
@@ -28,7 +29,7 @@ METRICS = (
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Language(Named[data_lib.Corpus]):
+class Language(Named[Corpus]):
     """Prediction of the next token of a text.
 
     A network takes {"tokens", "targets", "documents", "memory"} as `supernets.TransformerXL` does, and
@@ -51,7 +52,7 @@ class Language(Named[data_lib.Corpus]):
         None leaves a field as it is.
     """
 
-    data: str | data_lib.Corpus
+    data: str | Corpus
     length: int
     tokenizer: str | None = None
     search_fraction: float = 0.2
@@ -65,7 +66,7 @@ class Language(Named[data_lib.Corpus]):
 
     examples = "tokens"
     metrics = METRICS
-    kind = data_lib.Corpus
+    kind = Corpus
     makers = "data.from_text or data.load_text"
 
     def __post_init__(self) -> None:
@@ -75,7 +76,7 @@ class Language(Named[data_lib.Corpus]):
         check_counts(self, "evaluation_tokens", least=2, none=True)
         check_numbers(self, "search_fraction", least=0, below=1)
 
-    def read(self, data_dir: Any) -> data_lib.Corpus:
+    def read(self, data_dir: Any) -> Corpus:
         """The text of the name, or of the file of that path."""
         share = self.search_fraction
         if as_path(self.name).is_file():
@@ -101,10 +102,10 @@ class Language(Named[data_lib.Corpus]):
 
     def batches(
         self, role: str, batch_size: int, seed: int, shard: tuple[int, int] = (0, 1)
-    ) -> data_lib.ContiguousBatches:
-        """Batches in which each row continues where it stopped; see `jaxnas.data.ContiguousBatches`."""
+    ) -> ContiguousBatches:
+        """Batches in which each row continues where it stopped; see `ContiguousBatches`."""
         stream = self.part(self.dataset.splits, role, train=True)
-        return data_lib.ContiguousBatches(stream, batch_size, self.length, shard, seed)
+        return ContiguousBatches(stream, batch_size, self.length, shard, seed)
 
     def evaluation(self, role: str, batch_size: int | None = None, limit: int | None = None) -> Batch:
         """The whole text, each token but the first a target of weight 1 exactly once."""
@@ -113,7 +114,7 @@ class Language(Named[data_lib.Corpus]):
             stream = stream.first(self.evaluation_tokens)
         rows = self.evaluation_rows if batch_size is None else batch_size
         length = self.length if self.evaluation_length is None else self.evaluation_length
-        batches = data_lib.evaluation_streams(stream, rows, length)
+        batches = evaluation_streams(stream, rows, length)
         bytes_per_token = stream.n_bytes / (len(stream) - 1)
         batches["bytes"] = (batches["weight"] * bytes_per_token).astype("float32")
         return {name: x[:limit] for name, x in batches.items()}

@@ -9,13 +9,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxnas import data as data_lib
+from jaxnas.data import tables
 from jaxnas.tasks.classification import METRICS, Classification
 from jaxnas.tasks.task import Batch, Call, Metric, Predictions, Sums
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Table(Classification[data_lib.Table]):
+class Table(Classification[tables.Table]):
     """Classification of rows of a table, or regression.
 
     A network takes standardized rows, float32 [B, F]. It gives logits [B, classes], or for a regression
@@ -29,10 +29,10 @@ class Table(Classification[data_lib.Table]):
       evaluation_batch_size: rows at a time where networks are evaluated.
     """
 
-    data: data_lib.Table
+    data: tables.Table
 
     examples = "rows"
-    kind = data_lib.Table
+    kind = tables.Table
     makers = "data.from_table"
 
     def __post_init__(self) -> None:

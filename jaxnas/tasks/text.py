@@ -13,7 +13,9 @@ import jax.numpy as jnp
 
 from jaxnas import data as data_lib
 from jaxnas.checks import check_counts, check_increasing, check_numbers
-from jaxnas.data.sentences import usual_tokens, with_vectors
+from jaxnas.data.batches import Batches
+from jaxnas.data.expressions import listops
+from jaxnas.data.sentences import Sentences, usual_tokens, with_vectors
 from jaxnas.data.vectors import find_vectors
 from jaxnas.tasks import baseline
 from jaxnas.tasks.classification import Classification
@@ -25,7 +27,7 @@ _OF_VECTORS = ("embeddings", "embedding_dim")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Text(Classification[data_lib.Sentences]):
+class Text(Classification[Sentences]):
     """Classification of texts as token sequences of one length.
 
     A network takes {"tokens": int32 [B, T], "mask": bool [B, T]}, of which the mask is False behind the end
@@ -53,7 +55,7 @@ class Text(Classification[data_lib.Sentences]):
       evaluation_batch_size: texts at a time where networks are evaluated.
     """
 
-    data: str | data_lib.ListOps | data_lib.Sentences
+    data: str | data_lib.ListOps | Sentences
     tokens: str | None = None
     length: int | None = None
     lengths: tuple[int, ...] | None = None
@@ -66,7 +68,7 @@ class Text(Classification[data_lib.Sentences]):
     seed: int = 0
 
     examples = "texts"
-    kind = data_lib.Sentences
+    kind = Sentences
     rules = (data_lib.ListOps,)
     makers = "data.from_tsv, data.from_texts or data.ListOps"
 
@@ -87,7 +89,7 @@ class Text(Classification[data_lib.Sentences]):
             raise ValueError(f"Text: embedding_dim is {self.embedding_dim}, and there are no embeddings.")
         if self.lengths is not None:
             check_increasing(self, "lengths")
-            full = self.data.length if isinstance(self.data, data_lib.Sentences) else self.length
+            full = self.data.length if isinstance(self.data, Sentences) else self.length
             if full not in (None, self.lengths[-1]):
                 raise ValueError(
                     f"Text: texts have the length {full}, and the last of lengths is {self.lengths[-1]}."
@@ -112,19 +114,19 @@ class Text(Classification[data_lib.Sentences]):
 
         In the new task the options of tokens and vectors have been applied, and have their defaults again.
         """
-        if isinstance(self.data, data_lib.Sentences) and self.embeddings is None:
+        if isinstance(self.data, Sentences) and self.embeddings is None:
             return self
-        dataset = self.data if isinstance(self.data, data_lib.Sentences) else self.read(data_dir)
+        dataset = self.data if isinstance(self.data, Sentences) else self.read(data_dir)
         if self.embeddings is not None:
             path = find_vectors(self.embeddings, data_dir)
             dataset = with_vectors(dataset, path, self.embedding_dim, self.seed)
         unset = {name: self._defaults()[name] for name in (*_OF_TEXTS, *_OF_VECTORS)}
         return dataclasses.replace(self, data=dataset, **unset)
 
-    def read(self, data_dir: Any) -> data_lib.Sentences:
+    def read(self, data_dir: Any) -> Sentences:
         """The texts of the name or the rule."""
         if isinstance(self.data, data_lib.ListOps):
-            return data_lib.listops(self.data)
+            return listops(self.data)
         return data_lib.load_sentences(
             self.name,
             data_dir=data_dir,
@@ -135,13 +137,13 @@ class Text(Classification[data_lib.Sentences]):
         )
 
     @property
-    def dataset(self) -> data_lib.Sentences:
+    def dataset(self) -> Sentences:
         """The texts.
 
         Raises:
           ValueError: they, or their vectors, are not loaded yet.
         """
-        if self.embeddings is not None and isinstance(self.data, data_lib.Sentences):
+        if self.embeddings is not None and isinstance(self.data, Sentences):
             raise ValueError(
                 f"The vectors of {self.embeddings!r} are not loaded yet; call task.load() first."
             )
@@ -159,14 +161,9 @@ class Text(Classification[data_lib.Sentences]):
             inputs["vectors"] = jax.ShapeDtypeStruct((1, length, vectors.dim), jnp.float32)
         return inputs
 
-    def batches(
-        self, role: str, batch_size: int, seed: int, shard: tuple[int, int] = (0, 1)
-    ) -> data_lib.Batches:
+    def batches(self, role: str, batch_size: int, seed: int, shard: tuple[int, int] = (0, 1)) -> Batches:
         """Shuffled batches, with `lengths` of texts of about one length; see `Classification.batches`."""
-        batches = super().batches(role, batch_size, seed, shard)
-        if self.lengths is None:
-            return batches
-        return data_lib.LengthBatches(batches.split, batch_size, seed, shard, lengths=self.lengths)
+        return dataclasses.replace(super().batches(role, batch_size, seed, shard), lengths=self.lengths)
 
     def details(self) -> Mapping[str, Any]:
         """Classes, length, tokens and vocabulary; how many words are unknown and texts are cut; vectors."""

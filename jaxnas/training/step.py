@@ -31,7 +31,8 @@ from jaxnas.recipes.hard import Fixed, Uniform
 from jaxnas.recipes.recipe import Problem, Recipe, TrainState, standard
 from jaxnas.space import Arch
 from jaxnas.subnet import init
-from jaxnas.tasks import Call, Task, check_fits, check_predicts
+from jaxnas.tasks import Call, Task
+from jaxnas.tasks.task import check_fits, check_predicts
 from jaxnas.tensors import unflatten
 from jaxnas.training.keys import check_seed, stream
 from jaxnas.training.mesh import (

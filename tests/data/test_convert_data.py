@@ -14,6 +14,7 @@ from PIL import Image
 from small_texts import decoded, dump, play
 
 from jaxnas import data, tasks
+from jaxnas.data.splits import SourceImages
 from tools import convert_data
 
 LABELS = np.arange(20, dtype=np.uint8) % 10
@@ -142,7 +143,7 @@ def test_images_of_many_sizes_are_decoded_on_demand(imagenet):
     assert first == ["n01751748", "n09193705", "n02105855"]
     assert values_of(given.test.images[:]) == list(range(0, 24, 2))
     whole = task.whole()
-    assert isinstance(whole.dataset.train.images, data.SourceImages) and whole.sizes["train"] == 24
+    assert isinstance(whole.dataset.train.images, SourceImages) and whole.sizes["train"] == 24
     again = tasks.Images(data="imagenet2012", search_fraction=0.25, image_size=8).load(imagenet)
     np.testing.assert_array_equal(again.dataset.train.labels, given.train.labels)
     assert again.inputs.shape == (1, 8, 8, 3)

@@ -8,13 +8,13 @@ import pytest
 from PIL import Image
 
 from jaxnas import data, files
-from jaxnas.data import copies, vectors
+from jaxnas.data import prepared, vectors
 from tools import convert_data
 
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
-    """The folder of copies."""
+    """The folder of prepared."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "cache" / "jaxnas" / "copies"
 
@@ -40,22 +40,22 @@ def test_a_copy_is_made_once_and_anew_when_an_object_changes(bucket, store, cach
     for name, content in (("a/one", b"1"), ("a/deep/two", b"22"), ("ab/three", b"333")):
         store.put(f"bucket/x/{name}", content)
     store.put("bucket/x/a/empty/", b"")  # What the console of the store makes for a folder.
-    first = copies.local_copy("gs://bucket/x/a")
+    first = prepared.local_copy("gs://bucket/x/a")
     assert files_in(first) == {"one", "deep/two"}
     assert (first / "deep" / "two").read_bytes() == b"22" and first.name == "a"
     assert "Copying 2 objects of gs://bucket/x/a, 0.0 MB" in caplog.text
     caplog.clear()
-    assert copies.local_copy("gs://bucket/x/a/") == first and not caplog.text
-    part = copies.local_copy("gs://bucket/x", "a/deep")
+    assert prepared.local_copy("gs://bucket/x/a/") == first and not caplog.text
+    part = prepared.local_copy("gs://bucket/x", "a/deep")
     assert files_in(part) == {"a/deep/two"}
-    assert copies.local_copy("gs://bucket/x/ab/three").read_bytes() == b"333"
+    assert prepared.local_copy("gs://bucket/x/ab/three").read_bytes() == b"333"
     store.put("bucket/x/a/one", b"9")  # As long as it was.
-    second = copies.local_copy("gs://bucket/x/a")
+    second = prepared.local_copy("gs://bucket/x/a")
     assert (second / "one").read_bytes() == b"9" and (first / "one").read_bytes() == b"1"
     assert not any(map(files.is_leftover, cache.iterdir())) and len(list(cache.iterdir())) == 4
-    assert copies.local_copy("~/x") == pathlib.Path("~/x").expanduser()
+    assert prepared.local_copy("~/x") == pathlib.Path("~/x").expanduser()
     with pytest.raises(FileNotFoundError, match="there is nothing"):
-        copies.local_copy("gs://bucket/x", "b")
+        prepared.local_copy("gs://bucket/x", "b")
 
 
 def test_what_changes_while_it_is_copied_is_not_kept(bucket, store, cache, monkeypatch):
@@ -66,9 +66,9 @@ def test_what_changes_while_it_is_copied_is_not_kept(bucket, store, cache, monke
         store.put("bucket/x/one", b"2")
         commit(path, **options)
 
-    monkeypatch.setattr(copies.os, "makedirs", makedirs)
+    monkeypatch.setattr(prepared.os, "makedirs", makedirs)
     with pytest.raises(OSError, match="bucket/x"):
-        copies.local_copy("gs://bucket/x")
+        prepared.local_copy("gs://bucket/x")
     assert list(cache.iterdir()) == []
 
 

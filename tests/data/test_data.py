@@ -16,6 +16,8 @@ from PIL import Image
 from small_texts import prepare_examples
 
 from jaxnas import data, tasks
+from jaxnas.data.batches import Batches, evaluation_batches
+from jaxnas.data.images import Dataset
 from jaxnas.data.splits import Split, permutation, stratified
 
 
@@ -97,14 +99,13 @@ def test_splits_and_data_sets_that_cannot_be_right_are_refused(digits):
         return lambda: Split(**good | changes), ValueError, *names
 
     def dataset(*names, **changes):
-        return lambda: data.Dataset(**whole | changes, mean=one, std=one), ValueError, *names
+        return lambda: Dataset(**whole | changes, mean=one, std=one), ValueError, *names
 
     def test(*shape, dtype=np.float64):
         return Split("test", {"image": np.zeros((2, *shape), dtype)}, LABELS[:2])
 
     refusals.check(
         split("'tset'", role="tset"),
-        split("'image'", labels=LABELS[:2]),
         split("int32", labels=np.zeros(3, np.int64)),
         split("label -1", labels=LABELS[:3] - 1),
         split("at least one", inputs={"image": np.zeros((0, 2, 2, 1))}, labels=LABELS[:0]),
@@ -145,7 +146,7 @@ def test_batches(draw):
     seed = draw.draw(st.integers(0, 2**64 - 1))
     count = draw.draw(st.sampled_from([c for c in (1, 2, 3, 4) if batch_size % c == 0]))
     split = numbered_split(n)
-    batches = data.Batches(split, batch_size, seed)
+    batches = Batches(split, batch_size, seed)
     k = batches.steps_per_epoch
     assert k == n // batch_size
     epochs = []
@@ -158,14 +159,14 @@ def test_batches(draw):
     # Any other object at any step gives the same: nothing is remembered.
     step = draw.draw(st.integers(0, 10**9))
     batch = batches.at(step)
-    again = data.Batches(split, batch_size, seed).at(np.int64(step))
+    again = Batches(split, batch_size, seed).at(np.int64(step))
     np.testing.assert_array_equal(batch["image"], again["image"])
     np.testing.assert_array_equal(batch["label"], again["label"])
     assert batch["image"].dtype == np.uint8 and batch["label"].dtype == np.int32
     pixels = batch["image"].reshape(batch_size, 2).astype(np.int32)
     np.testing.assert_array_equal(pixels @ np.array([256, 1]), batch["label"])
     # The processes together have the global batch, in order.
-    parts = [data.Batches(split, batch_size, seed, (i, count)).at(step) for i in range(count)]
+    parts = [Batches(split, batch_size, seed, (i, count)).at(step) for i in range(count)]
     assert {len(part["label"]) for part in parts} == {batch_size // count}
     for name in ("image", "label"):
         np.testing.assert_array_equal(np.concatenate([p[name] for p in parts]), batch[name])
@@ -175,7 +176,7 @@ def test_batches(draw):
 def test_repeated_examples_follow_each_other(n, repeats, draw):
     batch_size = draw.draw(st.integers(1, n))
     split = numbered_split(n)
-    once, often = (data.Batches(split, batch_size, seed=5, repeats=r) for r in (1, repeats))
+    once, often = (Batches(split, batch_size, seed=5, repeats=r) for r in (1, repeats))
     k = once.steps_per_epoch
     assert often.steps_per_epoch == k
     seen = np.concatenate([often.at(k + i)["label"] for i in range(k)])  # of the second epoch
@@ -185,7 +186,7 @@ def test_repeated_examples_follow_each_other(n, repeats, draw):
 
 def test_batches_that_cannot_be_are_refused():
     def case(*names, **arguments):
-        return lambda: data.Batches(numbered_split(10), **arguments), ValueError, *names
+        return lambda: Batches(numbered_split(10), **arguments), ValueError, *names
 
     refusals.check(
         case("batch_size is 11", batch_size=11),
@@ -198,7 +199,7 @@ def test_batches_that_cannot_be_are_refused():
 def test_an_evaluation_has_each_example_once_or_a_fixed_draw_of_them(n, batch_size, limit):
     split = numbered_split(n, "search")
     given = () if limit is None else (limit,)
-    out, again = (data.evaluation_batches(split, batch_size, *given) for _ in range(2))
+    out, again = (evaluation_batches(split, batch_size, *given) for _ in range(2))
     whole = -(-n // batch_size)
     m = min(limit or whole, whole)
     assert out["image"].shape == (m, batch_size, 1, 2, 1)
@@ -214,7 +215,7 @@ def test_an_evaluation_has_each_example_once_or_a_fixed_draw_of_them(n, batch_si
 
 
 def test_a_limited_evaluation_is_not_the_beginning_of_a_file():
-    labels = data.evaluation_batches(numbered_split(1000, "search"), 50, 2)["label"]
+    labels = evaluation_batches(numbered_split(1000, "search"), 50, 2)["label"]
     assert 300 < labels.mean() < 700
 
 

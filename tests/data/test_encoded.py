@@ -9,7 +9,9 @@ import refusals
 from PIL import Image
 
 from jaxnas import data, tasks
+from jaxnas.data.batches import Batches, evaluation_batches
 from jaxnas.data.encoded import ATTEMPTS, Decoder, decode, decoding_pool, random_box
+from jaxnas.data.splits import SourceImages, Split
 from jaxnas.tasks import images
 from jaxnas.training.plain import to_dict
 
@@ -41,7 +43,7 @@ def test_a_folder_at_full_size_is_decoded_when_a_batch_needs_it(tmp_path):
     folder_of(tmp_path)
     (tmp_path / "cat" / "readme.txt").write_text("")
     given = data.from_folder(tmp_path, 24, in_memory=False, workers=0)
-    assert given.image_shape == (24, 24, 3) and isinstance(given.train.images, data.SourceImages)
+    assert given.image_shape == (24, 24, 3) and isinstance(given.train.images, SourceImages)
     task = tasks.Images(data=given, crop_scale=0.08, flip=True)
     assert task.sizes == {"train": 26, "search": 6, "test": 8}
     # The roles are those of the same folder in memory, and so are the moments, about.
@@ -49,19 +51,17 @@ def test_a_folder_at_full_size_is_decoded_when_a_batch_needs_it(tmp_path):
     for role, split in stored.splits.items():
         np.testing.assert_array_equal(given.splits[role].labels, split.labels)
     np.testing.assert_allclose(given.mean, stored.mean, atol=6)
-    rows = data.evaluation_batches(given.test, 8)["image"]
+    rows = evaluation_batches(given.test, 8)["image"]
     assert rows.shape == (1, 8, 24, 24, 3) and rows.dtype == np.uint8
     damaged = tmp_path / "dog" / "00.jpg"
     damaged.write_bytes(damaged.read_bytes()[:-200])
     refusals.check((lambda: [split.images[:] for split in given.splits.values()], ValueError, "dog/00"))
     damaged.write_bytes(b"no image")
-    some = functools.partial(data.from_folder, tmp_path, in_memory=False, skip_unreadable=True)
+    some = functools.partial(data.from_folder, tmp_path, in_memory=False)
+    refusals.check((lambda: some(24), ValueError, "dog/00"), (lambda: some(), ValueError, "size"))
+    damaged.unlink()
     fewer = some(size=(20, 30), workers=0, held_out=data.HeldOut(test=0.4))
     assert sum(tasks.Images(data=fewer).sizes.values()) == 39 and fewer.image_shape == (20, 30, 3)
-    refusals.check(
-        (lambda: data.from_folder(tmp_path, 24, in_memory=False), ValueError, "dog/00"),
-        (lambda: some(), ValueError, "size"),
-    )
 
 
 def test_too_many_images_for_the_memory_are_refused(tmp_path, monkeypatch):
@@ -86,16 +86,16 @@ def test_a_batch_is_a_function_of_its_step(tmp_path):
     """Whoever decodes it, this process or others, and whoever has had which batch before."""
     given = data.from_folder(folder_of(tmp_path), 16, in_memory=False, workers=0)
     split = given.train
-    here = data.CroppedBatches(split, 8, seed=3, scale=0.08, repeats=2)
+    here = Batches(split, 8, seed=3, crop_scale=0.08, repeats=2)
     fourth = here.at(4)
     pool = decoding_pool(2)
     source = Decoder(split.images.source.records, (16, 16, 3), pool)
-    others = data.SourceImages(source, split.images.rows)
-    elsewhere = data.Split("train", {"image": others}, split.labels)
-    again = data.CroppedBatches(elsewhere, 8, seed=3, scale=0.08, repeats=2)
+    others = SourceImages(source, split.images.rows)
+    elsewhere = Split("train", {"image": others}, split.labels)
+    again = Batches(elsewhere, 8, seed=3, crop_scale=0.08, repeats=2)
     for name, x in again.at(4).items():
         np.testing.assert_array_equal(x, fourth[name])
-    parts = [data.CroppedBatches(split, 8, 3, (i, 2), scale=0.08, repeats=2).at(4)["image"] for i in range(2)]
+    parts = [Batches(split, 8, 3, (i, 2), crop_scale=0.08, repeats=2).at(4)["image"] for i in range(2)]
     np.testing.assert_array_equal(np.concatenate(parts), fourth["image"])
     assert to_dict(elsewhere) == to_dict(split)  # A run that is started again may have other workers.
     # The same rows in another step, with another seed, or a second time in the batch are cropped otherwise.
@@ -103,7 +103,7 @@ def test_a_batch_is_a_function_of_its_step(tmp_path):
     assert (rows[::2] == rows[1::2]).all()
     assert all((x != y).any() for x, y in zip(fourth["image"][::2], fourth["image"][1::2], strict=True))
     assert (here.draws(4, 0) != here.draws(5, 0)).all() and (here.draws(4, 0) != here.draws(4, 1)).all()
-    other = data.CroppedBatches(split, 8, seed=4, scale=0.08)
+    other = Batches(split, 8, seed=4, crop_scale=0.08)
     assert (other.draws(4, 0) != here.draws(4, 0)).all()
     np.testing.assert_allclose(here.draws(4, 0)[0], DRAWN, atol=1e-12)  # on every machine
     # A worker that is killed is told of, and nothing hangs.

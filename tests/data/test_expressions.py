@@ -5,7 +5,7 @@ import pytest
 from small_texts import decoded, expression_value
 
 from jaxnas import data, tasks
-from jaxnas.data.expressions import SYMBOLS
+from jaxnas.data.expressions import SYMBOLS, listops
 
 
 def test_expressions_are_those_of_the_rule():
@@ -16,7 +16,7 @@ def test_expressions_are_those_of_the_rule():
         dict(max_depth=3, max_args=3, min_length=13, max_length=18, operation_probability=1.0),
     ):
         rule = data.ListOps(examples=100, search_examples=30, test_examples=20, **case)
-        given = data.listops(rule)
+        given = listops(rule)
         found = {role: decoded(given, role) for role in given.splits}
         assert {role: len(rows) for role, rows in found.items()} == dict(train=100, search=30, test=20)
         every = [text for rows in found.values() for text, _ in rows]
@@ -34,7 +34,7 @@ def test_a_split_is_a_stream_of_its_own_and_a_seed_another_one():
     def made(examples, seed):
         sizes = dict(examples=examples, search_examples=20, test_examples=20)
         rule = data.ListOps(**sizes, seed=seed, max_depth=5, max_args=4, min_length=5, max_length=40)
-        return {role: decoded(data.listops(rule), role) for role in ("train", "search", "test")}
+        return {role: decoded(listops(rule), role) for role in ("train", "search", "test")}
 
     few, many, other = made(50, 0), made(200, 0), made(50, 1)
     assert many["train"][:50] == few["train"]
@@ -45,7 +45,7 @@ def test_a_split_is_a_stream_of_its_own_and_a_seed_another_one():
 def test_more_expressions_than_there_are_are_refused():
     rule = data.ListOps(examples=2000, max_depth=2, max_args=2, min_length=0, max_length=6)
     with pytest.raises(ValueError, match="after 410"):
-        data.listops(rule)  # 10 digits, and 4 operations on two of them
+        listops(rule)  # 10 digits, and 4 operations on two of them
 
 
 def test_a_task_makes_its_expressions_when_it_is_loaded():

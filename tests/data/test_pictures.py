@@ -75,19 +75,20 @@ def test_gray_and_colored_images_turned_and_scaled(tmp_path):
     assert data.from_folder(tmp_path, size=(5, 2)).image_shape == (5, 2, 3)
 
 
-def test_files_that_cannot_be_read_are_refused_or_left_out(tmp_path, caplog):
+def test_files_that_cannot_be_read_are_refused_and_what_is_no_image_left_out(tmp_path, caplog):
     write(tmp_path, {"cat": 6, "dog": 6})
     for name in ("notes.txt", ".hidden.png"):  # what is no image is named and left out
         (tmp_path / "cat" / name).write_text("")
     whole = (tmp_path / "cat" / "00.png").read_bytes()
     (tmp_path / "cat" / "00.png").write_bytes(whole[:-25])
     (tmp_path / "dog" / "05.png").write_bytes(b"no picture")
-    message = r"2 of 12 images cannot be read: cat/00.png \(.*\), dog/05.png \(.*skip_unreadable=True"
+    message = r"2 of 12 images cannot be read: cat/00.png \(.*\), dog/05.png \(.*remove"
     with pytest.raises(ValueError, match=message):
         data.from_folder(tmp_path)
+    for damaged in ("cat/00.png", "dog/05.png"):
+        (tmp_path / damaged).unlink()
     with caplog.at_level(logging.WARNING):
-        given = data.from_folder(tmp_path, skip_unreadable=True)
-    assert "2 of 12 images cannot be read" in caplog.text
+        given = data.from_folder(tmp_path)
     assert "left out" in caplog.text and "notes.txt" in caplog.text and "hidden" not in caplog.text
     values = np.concatenate([split.images[:, 0, 0, 0] for split in given.splits.values()])
     labels = np.concatenate([split.labels for split in given.splits.values()])

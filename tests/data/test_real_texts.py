@@ -9,6 +9,8 @@ from small_texts import decoded, expression_value
 
 from jaxnas import data, tasks
 from jaxnas.data import source_files
+from jaxnas.data.expressions import listops
+from jaxnas.data.splits import ROLES
 from tools import convert_data
 
 REAL = os.environ.get("JAXNAS_TEXT")
@@ -53,7 +55,7 @@ def test_tiny_shakespeare(tmp_path):
 
 def test_enwik8(tmp_path):
     given = corpus(tmp_path, "enwik8")
-    streams = [given.splits[role] for role in data.ROLES]
+    streams = [given.splits[role] for role in ROLES]
     whole = b"".join(stream.tokens.astype(np.uint8).tobytes() for stream in streams)
     assert hashlib.md5(whole).hexdigest() == "a1fa5ffddb56f4953e226637dabbb36a"
     # The pages, what is before the first, and the rest of two that were cut.
@@ -103,7 +105,7 @@ def test_expressions(tmp_path):
     assert max(depths) == 20 and max(widths) == 5
     # The official file is a random tenth of 100,000 different expressions.
     sizes = dict(examples=100_000, search_examples=1, test_examples=1)
-    made = data.listops(data.ListOps(**sizes, max_depth=20, max_args=5, min_length=0, max_length=1000)).train
+    made = listops(data.ListOps(**sizes, max_depth=20, max_args=5, min_length=0, max_length=1000)).train
     lengths = made.inputs["mask"].sum(axis=1)
     theirs = given.test.inputs["mask"].sum(axis=1)
     for share in (0.05, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99):

@@ -8,6 +8,8 @@ import refusals
 from small_tasks import random_images, task_of
 
 from jaxnas import data, tasks
+from jaxnas.data.splits import Split
+from jaxnas.data.text import Stream
 
 IMAGES, LABELS = random_images(40, 0)[0], np.arange(40) % 2
 SENTENCES = task_of("text").dataset
@@ -17,7 +19,7 @@ NODES = dict(features=np.eye(6), edges=[], labels=[0, 1] * 3, train=[0], test=[1
 
 def sentences(tokens):
     inputs = {**SENTENCES.train.inputs, "tokens": tokens}
-    return dataclasses.replace(SENTENCES, train=data.Split("train", inputs, SENTENCES.train.labels))
+    return dataclasses.replace(SENTENCES, train=Split("train", inputs, SENTENCES.train.labels))
 
 
 def of_images(images=IMAGES, **settings):
@@ -25,7 +27,7 @@ def of_images(images=IMAGES, **settings):
 
 
 def test_tokens():
-    stream = data.Stream("train", np.array([0, 256], np.int32), np.zeros(2, np.int32), 9)
+    stream = Stream("train", np.array([0, 256], np.int32), np.zeros(2, np.int32), 9)
     refusals.check(
         (lambda: dataclasses.replace(task_of("language").dataset, train=stream), ValueError, "stream", "256"),
         (lambda: sentences(TOKENS + 3), ValueError, "8", "0 to 5"),

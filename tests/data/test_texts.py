@@ -10,6 +10,7 @@ from hypothesis import strategies
 from small_texts import decoded
 
 from jaxnas import data, tasks
+from jaxnas.data.splits import ROLES
 
 TEXTS = [f"{('good', 'bad')[i % 2]} film {i}" for i in range(20)]
 LABELS = [("up", "down")[i % 2] for i in range(20)]
@@ -201,13 +202,13 @@ def text(tmp_path):
 
 def test_a_text_is_cut_into_roles_at_the_ends_of_lines(text):
     corpus = data.from_text(text, tokenizer="byte")
-    parts = [corpus.vocabulary.decode(corpus.splits[role].tokens) for role in data.ROLES]
+    parts = [corpus.vocabulary.decode(corpus.splits[role].tokens) for role in ROLES]
     assert "".join(parts) == LINES and all(part.endswith("\n") for part in parts)
-    shares = [len(corpus.splits[role]) for role in data.ROLES]
+    shares = [len(corpus.splits[role]) for role in ROLES]
     expected = [0.95**2 * 0.8, 0.95**2 * 0.2, 0.95 * 0.05, 0.05]
     np.testing.assert_allclose(np.array(shares) / sum(shares), expected, atol=0.015)
     task = tasks.Language(data=corpus, length=8)
-    assert task.name == "book.txt" and list(task.sizes) == list(data.ROLES)
+    assert task.name == "book.txt" and list(task.sizes) == list(ROLES)
 
 
 def test_a_text_of_several_files_in_any_encoding(text, tmp_path):

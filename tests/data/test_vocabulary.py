@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxnas import data
+from jaxnas.data.splits import ROLES
 from jaxnas.data.vocabulary import ByteVocabulary, WordVocabulary
 
 WORD_LISTS = st.lists(st.sampled_from("a b cc <unk> é".split()), max_size=5)
@@ -55,7 +56,7 @@ def test_sub_words_of_wikitext(pieces, corpus, wikitext, text_root):
         stream = getattr(pieces, role)
         assert stream.tokens.dtype == np.int32
         assert vocabulary.decode(stream.tokens) == wikitext[role]
-    for role in data.ROLES:
+    for role in ROLES:
         a, b = getattr(pieces, role), getattr(corpus, role)
         assert a.n_bytes == b.n_bytes and len(b) < len(a) < a.n_bytes
         assert a.documents[-1] == b.documents[-1]
@@ -76,22 +77,6 @@ def test_sub_words_that_cannot_be(pieces, text_root, monkeypatch):
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     with pytest.raises(ImportError, match="pip install 'jaxnas"):
         load(text_root)
-
-
-def test_vocabularies_that_cannot_be_are_refused():
-    counts = np.zeros(3, np.int64)
-
-    def words(*names, counts=counts, words=None):
-        return lambda: WordVocabulary(counts=counts, words=words), ValueError, *names
-
-    refusals.check(
-        (lambda: ByteVocabulary(counts=counts), ValueError, "256"),
-        (lambda: ByteVocabulary(counts=counts.astype(np.int32)), ValueError, "int64", "int32"),
-        words("<unk>"),
-        words("<unk>", words=("a", "<eos>", "b")),
-        words("1 words", "3", words=("a",)),
-        words("once", counts=np.zeros(4, np.int64), words=("<eos>", "a", "a", "<unk>")),
-    )
 
 
 def test_tokens_of_another_vocabulary(corpus):

@@ -13,11 +13,12 @@ from hf_checkpoints import CASES, difference, logits, make, reloaded, with_token
 from scipy import special
 
 import jaxnas
-from jaxnas import data, files, hf, report, runs, search, tasks
+from jaxnas import data, files, hf, report, runs, tasks
 from jaxnas.hf import prunable
 from jaxnas.recipes import Distillation
 from jaxnas.report import result as results
 from jaxnas.runs.replacing import Imitation
+from jaxnas.search.random_search import Listed
 from jaxnas.training import Training, make_evaluator
 
 pytest.importorskip("transformers", reason="it comes with the extra `torch`")
@@ -209,5 +210,5 @@ def test_mistakes(folder, text, task, loaded):
             ValueError,
             "Distillation",
         ),
-        (lambda: search.Listed(net.space), TypeError, "given"),
+        (lambda: Listed(net.space), TypeError, "given"),
     )

@@ -12,7 +12,8 @@ from sklearn.gaussian_process import GaussianProcessRegressor, kernels
 
 from jaxnas import Choice, Space, predictors
 from jaxnas.predictors import gp
-from jaxnas.predictors.transformer import ranking_loss
+from jaxnas.predictors.fitting import rank_normal
+from jaxnas.predictors.transformer import Start, ranking_loss
 
 EDGES = ((0, 1), (0, 2), (1, 2), (0, 3), (1, 3), (2, 3))
 CELL = predictors.EdgeCell(EDGES, 5, none=0, identity=1)
@@ -45,7 +46,7 @@ def fitted_on(predictor, inputs, score, count, fit_inputs=None):
 
 def test_rank_normal_averages_ties_and_ignores_rows_not_in_use():
     targets = np.array([3.0, 1.0, 1.0, np.nan, 9.0], np.float32)
-    got = jax.jit(predictors.rank_normal)(targets, np.array([True, True, True, False, True]))
+    got = jax.jit(rank_normal)(targets, np.array([True, True, True, False, True]))
     want = [*scipy.stats.norm.ppf([0.625, 0.25, 0.25]), 0.0, scipy.stats.norm.ppf(0.875)]
     np.testing.assert_allclose(got, want, atol=1e-6)
 
@@ -197,7 +198,7 @@ def test_supervised_transformer_learns_an_order_by_either_loss(ordered, losses):
     by_score = [float(mean[k]) for k in (2, 3, 1, 0)]
     assert np.all(np.diff(by_score) > 0.1), by_score
     if "ranking" in losses:  # in the units of the normal quantiles
-        np.testing.assert_allclose(mean[:4], predictors.rank_normal(score, score == score)[:4], atol=0.5)
+        np.testing.assert_allclose(mean[:4], rank_normal(score, score == score)[:4], atol=0.5)
         return
     # What rows not in use hold does not matter, and of many keys each gives what it gives alone.
     scrambled = {"tokens": inputs["tokens"] | {"kind": inputs["tokens"]["kind"].at[30:].set(-1)}}
@@ -214,7 +215,7 @@ def test_supervised_transformer_starts_from_learned_encoders_and_reads_features(
     inputs, score = cells
     teacher = predictors.TransformerPredictor(3, 3, **TINY, steps=2)
     weights = jax.jit(teacher.pretrain)(jax.random.key(0), inputs)
-    start = dict(steps=1, learning_rate=1e-6, start=predictors.Start(weights))
+    start = dict(steps=1, learning_rate=1e-6, start=Start(weights))
     predictor = predictors.SupervisedTransformer(3, 3, **TINY, **start)
     fitted = jax.jit(predictor.fit)(jax.random.key(0), inputs, score, jnp.arange(60) < 40)
     kept = fitted["members"]["params"]["params"]["encoder"]

@@ -15,6 +15,7 @@ from jaxnas.experiments.configs import CONFIGS
 from jaxnas.recipes import Uniform
 from jaxnas.report.result import SampledSpaceOf
 from jaxnas.runs.space_evolution import Spaces, measure_last, read_spaces
+from jaxnas.search.space_evolution import Shift, shift_options
 from jaxnas.training import Training, fit, make_evaluator
 
 
@@ -97,13 +98,13 @@ def test_the_rules_of_all_configs_allow_their_options():
     for config in evolving:
         for name, rule in config.evolution.rules.items():
             options = config.network.space[name].options
-            assert search.shift_options(name, options, 0, rule) == options
+            assert shift_options(name, options, 0, rule) == options
     assert len(evolving) >= 3
 
 
 @pytest.mark.parametrize("name, value", [("slope", "steep"), ("old", 3), ("errors", None), ("step", "gone")])
 def test_spaces_that_were_changed_are_refused(tmp_path, name, value):
-    shift = search.Shift("hidden", (1, 2), (2, 3), 1.0, 1, -0.1, 0.01, 0.9)
+    shift = Shift("hidden", (1, 2), (2, 3), 1.0, 1, -0.1, 0.01, 0.9)
     sampled = SampledSpaceOf(name="A", et_error=0.2, errors=(0.1, 0.3), shifts=(shift,))
     spaces = Spaces((NET.space, NET.space), (sampled,), {"seed": 0})
     spaces.write(tmp_path)

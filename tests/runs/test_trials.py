@@ -14,7 +14,7 @@ from jaxnas import executors, search
 from jaxnas.runs import Trials
 from jaxnas.runs.searching import history_of
 from jaxnas.runs.selecting import race as raced
-from jaxnas.search import Candidates
+from jaxnas.search.selections import Candidates
 from jaxnas.space import Choice, Space
 from jaxnas.training.alone import on_workers
 from jaxnas.training.keys import stream

@@ -4,7 +4,7 @@ import functools
 
 import jax
 
-from jaxnas.search.objective import digest_of
+from jaxnas.search.history import digest_of
 
 SOURCE = """
 EPOCHS = 3

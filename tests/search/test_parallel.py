@@ -19,6 +19,7 @@ import tiers
 from small_searches import SMALL
 
 from jaxnas import executors, predictors, search
+from jaxnas.search.strategy import begin_evaluation, end_evaluation
 
 KEY = jax.random.key(0)
 RANDOM = search.RandomSearch(SMALL, evaluations=12, batch=1)
@@ -47,11 +48,11 @@ def test_what_is_being_evaluated_is_not_asked_for_again_and_scores_may_come_in_a
     while not strategy.finished(state):
         while len(running) < 3 and len(told) + len(running) < 12:
             archs, state = strategy.ask(state)
-            state = search.begin_evaluation(strategy, state, archs)
+            state = begin_evaluation(strategy, state, archs)
             running.append(archs)
         archs = running.pop(random.integers(len(running)))
         score = jnp.sum(archs["op"], axis=1).astype(jnp.float32)
-        state = search.end_evaluation(strategy, state, archs, score)
+        state = end_evaluation(strategy, state, archs, score)
         told.append((tuple(np.asarray(archs["op"][0]).tolist()), float(score[0])))
         assert int(state.pending) == len(running)
     assert len({code for code, _ in told}) == 12
@@ -218,6 +219,6 @@ def test_a_search_on_ray_waits_for_what_it_cancelled():
 
 
 def test_a_search_on_ray_that_cannot_end_what_it_cancelled_says_so(monkeypatch):
-    monkeypatch.setattr(search.workers, "_CANCELED", 0.1)
+    monkeypatch.setattr(search.parallel, "_CANCELED", 0.1)
     stuck = lambda: parallel(ALL, objectives.count, executor=Cancelled(after=None), timeout=0.05)  # noqa: E731
     refusals.check((stuck, RuntimeError, "all 1 workers"))

@@ -12,7 +12,8 @@ from small_searches import SMALL, SPACE, cost, evaluate, never
 
 from jaxnas import predictors, search
 from jaxnas.search import NSGA2, ShiftRule, pareto
-from jaxnas.search.space_evolution import decompose, fit_line
+from jaxnas.search.bounds import check_bounds
+from jaxnas.search.space_evolution import shift_options
 from jaxnas.space import Choice, Space
 
 FLAT = Space(width=Choice(16, 24, 32), kernel=Choice(3, 5, 7), op=Choice("a", "b"))
@@ -46,7 +47,7 @@ def test_impossible_bounds():
         return (lambda: kind(space, large_cost, bounds).init(KEY)), VALUE, *names
 
     def small(*names, **bounds):
-        return (lambda: search.check_bounds(SMALL, small_cost, bounds)), VALUE, *names
+        return (lambda: check_bounds(SMALL, small_cost, bounds)), VALUE, *names
 
     reached = "11 to 296"
     refusals.check(
@@ -168,7 +169,7 @@ def test_spaces_that_cannot_move():
         return evolve(rules={name: given}, **more)
 
     def shift(options, steps, rule=None):
-        return lambda: search.shift_options("width", options, steps, *([rule] if rule else []))
+        return lambda: shift_options("width", options, steps, *([rule] if rule else []))
 
     few, listed = {**ARCHS, "kernel": jnp.minimum(ARCHS["kernel"], 1)}, ShiftRule(values=(1, 2, 4, 7, 14, 28))
     refusals.check(
@@ -189,8 +190,6 @@ def test_spaces_that_cannot_move():
         (shift((8,), 1), VALUE, "step"),
         (shift((14, 28), 2, listed), VALUE, "(1, 2, 4, 7, 14, 28)"),
         (shift((4, 5), 1, listed), VALUE, "[5]"),
-        (lambda: decompose(FLAT, ARCHS, ERRORS, names=["w"]), VALUE, "'w'"),
-        (lambda: fit_line(decompose(FLAT, ARCHS, ERRORS)["op"]), VALUE, "'a', 'b'"),
         (lambda: ShiftRule(least=3, most=2), VALUE, "least", "3", "most", "2"),
     )
     # A choice that stays may lack members.

@@ -6,6 +6,7 @@ import pytest
 
 from jaxnas import search, spaces
 from jaxnas.search import ShiftRule, space_evolution
+from jaxnas.search.space_evolution import shift_options
 from jaxnas.space import Choice, Space
 
 VIT = spaces.autoformer("tiny")
@@ -34,7 +35,7 @@ def linear(space, archs, noise=0.01, seed=0, **slopes):
     return errors
 
 
-def et_error(errors, top):
+def by_definition(errors, top):
     """By definition, and as `approx`."""
     return pytest.approx((np.mean(errors) + np.mean(np.sort(errors)[:top])) / 2, rel=1e-12)
 
@@ -47,13 +48,13 @@ def test_an_option_has_the_error_of_the_architectures_that_have_it():
     archs = sample(FLAT)
     errors = linear(FLAT, archs, kernel=0.01)
     for top in (1, 7, 600, 1000):
-        assert search.et_error(errors, top=top) == et_error(errors, top)
+        assert space_evolution.et_error(errors, top=top) == by_definition(errors, top)
     found = space_evolution.decompose(FLAT, archs, errors, top=20)
     assert list(found) == list(FLAT)
     for name, one in found.items():
         assert one.options == FLAT[name].options
         members = [errors[archs[name] == index] for index in range(len(one.options))]
-        assert list(one.errors) == [et_error(errors, 20) for errors in members]
+        assert list(one.errors) == [by_definition(errors, 20) for errors in members]
     # The line is that of least squares.
     one = found["kernel"]
     slope, standard_error, r_squared = space_evolution.fit_line(one)
@@ -103,7 +104,7 @@ def test_choices_move_down_the_slope_and_the_others_stay():
     steps = {shift.name: shift.steps for shift in found.shifts}
     assert steps == {"embed_dim": 1, "depth": 1, "num_heads": 0, "mlp_ratio": -1}
     assert found.space == spaces.vit((216, 240, 264), (13, 14, 15), (3, 4), (2.5, 3.0, 3.5))
-    assert found.errors == tuple(errors) and found.et_error == search.et_error(errors)
+    assert found.errors == tuple(errors) and found.et_error == space_evolution.et_error(errors)
     decomposed = space_evolution.decompose(VIT, archs, errors)
     for shift in found.shifts:
         assert shift.old == VIT[shift.name].options and shift.new == found.space[shift.name].options
@@ -152,7 +153,7 @@ PLACES = ShiftRule(values=(1, 2, 4, 7, 14, 28))  # options move from place to pl
     ],
 )
 def test_shifted_options(options, steps, rule, expected):
-    moved = search.shift_options("width", options, steps, rule)
+    moved = shift_options("width", options, steps, rule)
     assert moved == expected and [type(x) for x in moved] == [type(options[0])] * len(moved)
 
 

@@ -13,6 +13,7 @@ from small_nets import jit
 import jaxnas
 from jaxnas import Choice, Space, data, spaces, tasks
 from jaxnas.supernets import DARTFormer
+from jaxnas.tasks.task import check_fits
 
 pytestmark = pytest.mark.more  # a whole supernet
 
@@ -109,7 +110,7 @@ def test_mistakes_are_refused():
     def init(**changes):
         return lambda: net.clone(**changes).init(jax.random.key(0), TEXTS, net.space.smallest())
 
-    tasks.check_fits(task, fitting.clone(vocabulary=size))
+    check_fits(task, fitting.clone(vocabulary=size))
     refusals.check(
         (lambda: net.clone(space=Space(mechanism=Choice("local", "flash"))), ValueError, "flash"),
         (lambda: net.clone(space=several), ValueError, "'mechanism'", "depth"),
@@ -120,5 +121,5 @@ def test_mistakes_are_refused():
         (lambda: net.clone(synthesizer="thick"), ValueError, "'thick'"),
         (init(max_length=9), ValueError, "max_length", "9"),
         (init(tune_vectors=True), ValueError, "tune_vectors", "True"),
-        (lambda: tasks.check_fits(task, fitting), ValueError, "vocabulary", str(WORDS), str(size)),
+        (lambda: check_fits(task, fitting), ValueError, "vocabulary", str(WORDS), str(size)),
     )

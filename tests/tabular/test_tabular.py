@@ -16,11 +16,11 @@ import refusals
 from jaxnas import tabular
 from jaxnas.choice import Choice
 from jaxnas.space import Space
-from jaxnas.tabular import files, index, nasbench201, nasbench_graph, transformers
+from jaxnas.tabular import index, library, nasbench201, nasbench_graph, transformers
 from tools import convert_tables as convert
 
 SHARED = pathlib.Path(__file__).parents[3] / "shared" / "tabular"
-DATA = pathlib.Path(os.environ.get(files.VARIABLE) or SHARED)
+DATA = pathlib.Path(os.environ.get(library.VARIABLE) or SHARED)
 NB201, GRAPH = nasbench201.PATHS["cifar10"], nasbench_graph.PATHS["nasbench_graph"]
 FILES = (NB201, GRAPH, transformers.HWGPT, *transformers.LTS.values())
 MISSING = [path for path in FILES if not (DATA / path).is_file()]
@@ -367,11 +367,11 @@ def test_the_space_of_a_csv_is_read_from_its_columns(tmp_path):
 
 
 def test_missing_and_damaged_files_are_named(tmp_path, monkeypatch):
-    monkeypatch.setenv(files.VARIABLE, str(tmp_path))
+    monkeypatch.setenv(library.VARIABLE, str(tmp_path))
     names, place = ("nb201_cifar10", "tools.convert_tables"), str(tmp_path / "nb201")
     refusals.check((lambda: tabular.load("nasbench201"), FileNotFoundError, place, *names))
-    monkeypatch.delenv(files.VARIABLE)
-    assert files.data_directory() == pathlib.Path.home() / ".cache" / "jaxnas"
+    monkeypatch.delenv(library.VARIABLE)
+    assert library.data_directory() == pathlib.Path.home() / ".cache" / "jaxnas"
     path = tmp_path / "nb201_cifar10.npz"  # right in the directory
     np.savez(path, ops=np.zeros((3, 6), np.int8))
     whole = path.read_bytes()
@@ -440,7 +440,7 @@ def test_data_sets_are_converted_from_what_the_packages_hold(tmp_path, monkeypat
     """Pickles of the packages' form, since the packages are not at hand: their digests stand in."""
 
     def expect(path, name, read):
-        monkeypatch.setitem(convert.DIGESTS, path, (files.digest(read(tmp_path, name)),))
+        monkeypatch.setitem(convert.DIGESTS, path, (library.digest(read(tmp_path, name)),))
 
     def convert_to(folder, *more):
         convert.main(["--out", str(folder), "--nasbench201", str(tmp_path), *more])
@@ -465,10 +465,10 @@ def test_data_sets_are_converted_from_what_the_packages_hold(tmp_path, monkeypat
     written = capsys.readouterr().out.split()
     assert sorted(written) == sorted(str(path) for path in out.rglob("*.npz")) and len(written) == 3
     for data in ("cifar100", "imagenet16_120"):
-        arrays = files.read(nasbench201.PATHS[data], out)
+        arrays = library.read(nasbench201.PATHS[data], out)
         table = nasbench201.table(f"nasbench201_{data}", arrays, data)
         assert table.unique == 6466 and table.best("validation_accuracy")[1] == 2 * 15624
-    proteins = nasbench_graph.table(stem, files.read(nasbench_graph.PATHS[stem], out))
+    proteins = nasbench_graph.table(stem, library.read(nasbench_graph.PATHS[stem], out))
     assert proteins.space["op"].options == nasbench_graph.PROTEINS_OPS and len(proteins) == 3
     accuracy = proteins.metric("validation_accuracy")
     arch = proteins.space.from_dict({"links": "0123", "op": ["sage", "arma", "fc", "gcn"]})

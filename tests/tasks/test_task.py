@@ -8,13 +8,14 @@ from small_tasks import TASKS, net_of, perceptron, task_of
 
 import jaxnas
 from jaxnas import runs, tasks, training
-from jaxnas.tasks import check_fits
+from jaxnas.data.splits import ROLES
+from jaxnas.tasks.task import check_fits
 
 
 @pytest.mark.parametrize("kind", TASKS)
 def test_a_task_keeps_the_protocol(kind):
     task = task_of(kind)
-    assert set(task.sizes) <= set(tasks.ROLES) and task.rows("train") >= 8
+    assert set(task.sizes) <= set(ROLES) and task.rows("train") >= 8
     assert task.load() is task and task.rows("no such role") == 0
     assert len({metric.name for metric in task.metrics}) == len(task.metrics)
     for metric in task.metrics:

@@ -1,21 +1,30 @@
-"""Images by TFDS name in roles, without TensorFlow."""
+"""Images with labels: data sets by name, and arrays of a user."""
+
+from __future__ import annotations
 
 import contextlib
 import dataclasses
 import math
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from absl import logging
 
 from jaxnas import files
-from jaxnas.choice import nearest
-from jaxnas.data.copies import data_root, local_copy
 from jaxnas.data.encoded import Decoder, Prepared, decoding_pool
-from jaxnas.data.labeled import Labeled, make_splits
-from jaxnas.data.splits import HeldOut, SourceImages, permutation, select, stratified
+from jaxnas.data.prepared import check_prepared, class_names, examples, open_prepared, reading
+from jaxnas.data.splits import (
+    HeldOut,
+    Labeled,
+    SourceImages,
+    make_splits,
+    number_labels,
+    permutation,
+    select,
+    stratified,
+)
 
 _CHUNK = 256  # Examples read at a time where all of a split are gone through.
 _SAMPLE = 2048  # Images that the moments are estimated from, where each has to be decoded.
@@ -75,7 +84,7 @@ def load(
     Args:
       name: TFDS name, also with config and version as in "name/config:1.0.0".
       data_dir: of prepared data; None is TFDS's own default, ~/tensorflow_datasets. gs://bucket/folder is
-        copied to this machine once, see `copies`.
+        copied to this machine once, see `prepared.local_copy`.
       search_fraction: share of the official training part that becomes `search`, stratified.
       seed: of the search split.
       image_size: height and width in pixels to which images of many sizes are decoded.
@@ -101,10 +110,7 @@ def load(
             for role, part in (("train", "train"), ("test", test))
         }
         classes = class_names(builder.info, [labels for _, labels in parts.values()])
-    given = {role: ({"image": images}, labels) for role, (images, labels) in parts.items()}
-    splits = make_splits(name, given, held_out, classes)
-    mean, std = _IMAGENET if imagenet else moments(splits["train"].images)[:2]
-    return Dataset(name=name, classes=classes, mean=mean, std=std, **splits)
+    return image_dataset(name, name, parts, classes, held_out, _IMAGENET if imagenet else None)
 
 
 def _digits() -> dict[str, tuple[np.ndarray, np.ndarray]]:
@@ -115,79 +121,6 @@ def _digits() -> dict[str, tuple[np.ndarray, np.ndarray]]:
     images, labels = images.astype(np.uint8).reshape(-1, 8, 8, 1), labels.astype(np.int32)
     test, train = stratified(labels, 600, seed=0)
     return {"train": (images[train], labels[train]), "test": (images[test], labels[test])}
-
-
-def open_prepared(name: str, data_dir: str | os.PathLike | None) -> Any:
-    """Returns TFDS's builder of a dataset that is prepared as array_record.
-
-    Raises:
-      FileNotFoundError: it is not prepared so; the message says how to.
-      OSError: what was prepared is damaged.
-    """
-    # Imported here: TFDS takes a while, and those who bring their own images don't need it.
-    import tensorflow_datasets as tfds
-    from tensorflow_datasets.core import read_only_builder
-
-    root = data_root(data_dir)
-    base = name.partition(":")[0].partition("/")[0]
-    if files.is_remote(root):
-        root = local_copy(root, base)
-    with reading(root / base), contextlib.suppress(tfds.core.DatasetNotFoundError):
-        # TFDS would look for configs of names that it knows, and `tools.convert_data` makes none.
-        own = root / name / "1.0.0"
-        if own.is_dir():
-            builder = tfds.builder_from_directory(own)
-        else:
-            builder = read_only_builder.builder_from_files(name, data_dir=root)
-        if builder.info.file_format.value == "array_record":
-            return builder
-    found = sorted(path.name for path in root.iterdir()) if root.is_dir() else []
-    raise FileNotFoundError(
-        f"{name} is not prepared as array_record in {root}{nearest(base, [*found, 'digits'])} `python -m "
-        f"tools.convert_data {base} FOLDER`, in a clone, makes it of original files, if it knows it. Or run "
-        f"once, where TensorFlow is installed: tfds.builder({name!r}, data_dir={str(root)!r}, "
-        "file_format='array_record').download_and_prepare()"
-    )
-
-
-def check_prepared(name: str, info: Any, features: Iterable[str], splits: Iterable[str]) -> None:
-    """Raises a ValueError for a prepared data set that lacks some features or splits; `info` is TFDS's."""
-    for kind, wanted, found in (("feature", features, info.features), ("split", splits, info.splits)):
-        if missing := sorted(set(wanted) - set(found)):
-            raise ValueError(
-                f"{name} has no {kind} {' and '.join(map(repr, missing))}, only {', '.join(sorted(found))}."
-            )
-
-
-@contextlib.contextmanager
-def reading(folder: str | os.PathLike) -> Iterator[None]:
-    """Converts errors while reading prepared data to an OSError that names the folder and the remedy."""
-    try:
-        yield
-    except MemoryError:
-        raise
-    except Exception as error:  # TFDS, protobuf, JSON and array_record raise several kinds for damaged files.
-        raise OSError(
-            f"The data prepared in {folder} cannot be read ({type(error).__name__}: {error}). Delete this "
-            "folder, and prepare or copy the data again."
-        ) from error
-
-
-def examples(builder: Any, split: str, **options: Any) -> Iterator[dict[str, Any]]:
-    """All examples of a part of a data set in their order; `options` are those of `as_data_source`."""
-    with reading(builder.data_path):
-        source = builder.as_data_source(split=split, **options)
-        for start in range(0, len(source), _CHUNK):
-            yield from source.__getitems__(list(range(start, min(start + _CHUNK, len(source)))))
-
-
-def class_names(info: Any, labels: Iterable[np.ndarray]) -> tuple[str, ...]:
-    """Names of the classes of a prepared data set; where it has none, the numbers of these labels."""
-    feature = info.features["label"]
-    if (names := getattr(feature, "names", None)) is not None:
-        return tuple(names)
-    count = getattr(feature, "num_classes", None) or 1 + max(int(array.max()) for array in labels)
-    return tuple(map(str, range(count)))
 
 
 def _image_shape(name: str, shape: Sequence[Any], dtype: Any, size: int | None) -> tuple[int, int, int]:
@@ -240,11 +173,13 @@ def _encoded(
     return SourceImages(decoder, np.arange(n)), labels
 
 
-def moments(images: np.ndarray | SourceImages) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns mean and standard deviation of each channel, float32 [C], and which are constant, bool [C].
+def moments(images: np.ndarray | SourceImages, what: str) -> tuple[np.ndarray, np.ndarray]:
+    """Returns mean and standard deviation of each channel, float32 [C]; the latter is 1 of a constant one.
 
-    The standard deviation of a constant channel is given as 1. Images that have to be decoded are
-    represented by 2,048 of them, always the same ones.
+    Images that have to be decoded are represented by 2,048 of them, always the same ones.
+
+    Raises:
+      ValueError: all channels are constant.
     """
     if isinstance(images, SourceImages):
         images = select(images, np.sort(permutation(len(images), seed=0)[:_SAMPLE]))
@@ -257,8 +192,95 @@ def moments(images: np.ndarray | SourceImages) -> tuple[np.ndarray, np.ndarray, 
         count += chunk[..., 0].size
         total += chunk.sum((0, 1, 2))
         squares += (chunk**2).sum((0, 1, 2))
-    constant = squares == 0
+    if not squares.any():
+        raise ValueError(f"{what}: all training images are alike; there is nothing to learn from them.")
     mean = total / count
-    std = np.sqrt(np.maximum(squares / count - mean**2, 0))
-    std[constant] = 1.0
-    return (first + mean).astype(np.float32), std.astype(np.float32), constant
+    std = np.where(squares == 0, 1.0, np.sqrt(np.maximum(squares / count - mean**2, 0)))
+    return (first + mean).astype(np.float32), std.astype(np.float32)
+
+
+def from_arrays(
+    images: Any,
+    labels: Any,
+    test_images: Any = None,
+    test_labels: Any = None,
+    *,
+    name: str = "arrays",
+    classes: Sequence[str] | None = None,
+    held_out: HeldOut = HeldOut(),
+) -> Dataset:
+    """Makes a data set of arrays, and holds out part of the training images for the other roles.
+
+    Values may have any unit: networks receive images standardized by the mean and standard deviation of each
+    channel of the training images. Integers from 0 to 255 are kept as uint8, all others as float32.
+
+    Args:
+      images: to train on, numbers [n, H, W] or [n, H, W, C].
+      labels: [n], integers from 0 or strings.
+      test_images, test_labels: of the test, likewise; None to hold out a part of `images`.
+      name: of the data.
+      classes: names of the labels in the order of their numbers; by default the strings that occur, in
+        alphabetical order, or the numbers themselves.
+      held_out: shares of the other roles.
+
+    Raises:
+      ValueError: arrays that do not fit each other, non-finite values, or constant images.
+    """
+    given = {"train": _images("images", images)}
+    numbers, classes = number_labels(labels, classes, "from_arrays: labels")
+    by_role = {"train": numbers}
+    if (test_images is None) != (test_labels is None):
+        raise ValueError("from_arrays: give both test_images and test_labels, or none of them.")
+    if test_images is not None:
+        given["test"] = _images("test_images", test_images)
+        by_role["test"], _ = number_labels(test_labels, classes, "from_arrays: test_labels")
+    integers = all(x.dtype.kind in "iu" for x in given.values())
+    bytes_ = integers and all(x.min() >= 0 and x.max() <= 255 for x in given.values())
+    dtype = np.uint8 if bytes_ else np.float32
+    parts = {role: (x.astype(dtype), by_role[role]) for role, x in given.items()}
+    return image_dataset(name, f"from_arrays ({name})", parts, classes, held_out)
+
+
+def image_dataset(
+    name: str,
+    what: str,
+    given: Mapping[str, tuple[Any, np.ndarray]],
+    classes: Sequence[str],
+    held_out: HeldOut,
+    scale: np.ndarray | None = None,
+) -> Dataset:
+    """Makes a data set of images [n, H, W, C] with labels int32 [n] by role; see `make_splits`.
+
+    They are standardized by the mean and the standard deviation in `scale`, float32 [2, C]; None for those of
+    the training images.
+    """
+    inputs = {role: ({"image": images}, labels) for role, (images, labels) in given.items()}
+    splits = make_splits(what, inputs, held_out, classes)
+    mean, std = scale if scale is not None else moments(splits["train"].images, what)
+    return Dataset(name=name, classes=tuple(classes), mean=mean, std=std, **splits)
+
+
+def _images(name: str, images: Any) -> np.ndarray:
+    try:
+        images = np.asarray(images)
+    except ValueError as error:  # of images of several sizes
+        raise ValueError(
+            f"from_arrays: {name} are no array ({error}). Scale them to one size first, or let "
+            "data.from_folder scale the files by its size=64."
+        ) from error
+    if images.ndim == 3:
+        images = images[..., None]
+    described = f"{images.dtype}{list(images.shape)}"
+    if images.ndim != 4 or images.dtype.kind not in "iuf" or not images.size:
+        raise ValueError(
+            f"from_arrays: {name} are {described}; expected numbers [n, H, W] or [n, H, W, C]. Rows of "
+            "numbers [n, F] are for data.from_table."
+        )
+    if images.shape[3] > 4 and images.shape[1] in (1, 3, 4):
+        raise ValueError(
+            f"from_arrays: {name} are {described}, which has channels before height and width; expected [n, "
+            f"H, W, C]. Give {name}.transpose(0, 2, 3, 1)."
+        )
+    if images.dtype.kind == "f" and not np.abs(images).max() <= np.finfo(np.float32).max:
+        raise ValueError(f"from_arrays: {name} hold a NaN, an infinity, or a number beyond float32.")
+    return images
