@@ -29,7 +29,7 @@ from jaxnas.experiments import binary, retraining, trials
 from jaxnas.experiments.config import Config, ConfigError
 from jaxnas.experiments.configs import CONFIGS
 from jaxnas.experiments.session import Asked, Session
-from jaxnas.supernets.convert import from_torch_autoformer, read_checkpoint
+from jaxnas.supernets.autoformer.convert import from_torch_autoformer, read_checkpoint
 from jaxnas.training.plain import to_dict
 
 
