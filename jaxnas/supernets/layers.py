@@ -168,12 +168,8 @@ def tuned(vectors: jax.Array | None, tokens: jax.Array, vocabulary: int) -> jax.
     """Adds to each word's vector a difference that is learned, the parameter `difference/embedding`.
 
     The function and its gradients are those of an embedding that begins with the vectors, and no table of
-    data is a parameter. To be called within a module's `compact` method.
-
-    Args:
-      vectors: of the words, float32 [B, T, G]; None where the task gives none, which raises ValueError.
-      tokens: the words' numbers, int32 [B, T].
-      vocabulary: number of different words.
+    data is a parameter. Vectors are float32 [B, T, G], or None where the task gives none, which raises
+    ValueError; tokens are int32 [B, T].
     """
     if vectors is None:
         raise ValueError("tune_vectors is True, and the task gives no vectors of words.")

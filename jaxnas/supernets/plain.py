@@ -154,41 +154,31 @@ class TableMlp(nn.Module):
 
 
 class Classifier(nn.Module):
-    """The network of one architecture; see `TextTransformer` for its attributes.
+    """The network of one architecture: of a width, and of heads and hidden channels of each layer."""
 
-    Attributes:
-      width: of the words.
-      heads, hidden: of each layer.
-    """
-
+    net: TextTransformer
     width: int
     heads: tuple[int, ...]
     hidden: tuple[int, ...]
-    vocabulary: int
-    num_classes: int
-    max_length: int
-    head_dim: int
-    dropout: float
-    word_dropout: float
 
     @nn.compact
     def __call__(self, tokens: jax.Array, mask: jax.Array, train: bool = False) -> jax.Array:
         """Maps tokens int32 [B, T] and a mask bool [B, T], True at words, to logits [B, num_classes]."""
-        if train and self.word_dropout:
-            mask = mask & jax.random.bernoulli(self.make_rng("dropout"), 1 - self.word_dropout, mask.shape)
-        drop = functools.partial(nn.Dropout, self.dropout, deterministic=not train)
-        x = nn.Embed(self.vocabulary, self.width, name="embedding")(tokens)
+        net = self.net
+        if train and net.word_dropout:
+            mask = mask & jax.random.bernoulli(self.make_rng("dropout"), 1 - net.word_dropout, mask.shape)
+        drop = functools.partial(nn.Dropout, net.dropout, deterministic=not train)
+        x = nn.Embed(net.vocabulary, self.width, name="embedding")(tokens)
         scale = nn.initializers.normal(self.width**-0.5)  # as the embedding's
-        x = drop()(x + self.param("positions", scale, (self.max_length, self.width))[None, : tokens.shape[1]])
+        x = drop()(x + self.param("positions", scale, (net.max_length, self.width))[None, : tokens.shape[1]])
         for i, (heads, hidden) in enumerate(zip(self.heads, self.hidden, strict=True)):
-            attention = functools.partial(layers.Attention, heads, self.head_dim)
-            x = layers.Block(attention, functools.partial(layers.Mlp, hidden), drop, name=f"block_{i}")(
-                x, mask
-            )
+            attention = functools.partial(layers.Attention, heads, net.head_dim)
+            mlp = functools.partial(layers.Mlp, hidden)
+            x = layers.Block(attention, mlp, drop, name=f"block_{i}")(x, mask)
         words = mask[..., None].astype(x.dtype)
         x = layers.norm("norm", x) * words
         x = jnp.sum(x, axis=1) / jnp.maximum(jnp.sum(words, axis=1), 1)  # [B, E]
-        return nn.Dense(self.num_classes, name="head")(x)
+        return nn.Dense(net.num_classes, name="head")(x)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -231,4 +221,4 @@ class TextTransformer(Declared):
 
     def module(self, sizes: Mapping[str, int]) -> nn.Module:
         """See `Declared`."""
-        return self.make(Classifier, **layers.layer_sizes(sizes))
+        return Classifier(self, **layers.layer_sizes(sizes))

@@ -18,19 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxnas.checks import check_counts, check_numbers
+from jaxnas.elastic import layers
 from jaxnas.elastic.attention import products
 from jaxnas.elastic.decisions import Decisions
-from jaxnas.elastic.layers import (
-    Dense,
-    Initializer,
-    LayerNorm,
-    Mlp,
-    PatchEmbed,
-    drop_branch,
-    normal,
-    normalize,
-    trunc_normal,
-)
 from jaxnas.elastic.loop import run_layer
 from jaxnas.elastic.parameter import gated_macs, parameter, record_macs
 from jaxnas.elastic.switch import run
@@ -45,10 +35,8 @@ OF_BLOCK = ("window", "num_heads", "mlp_ratio", "qkv_dim")
 def visible_tokens(side: int, window: int, shift: int) -> jax.Array:
     """Which tokens of its window a token may see, on a map [side, side] that is shifted up and to the left.
 
-    The last windows then have tokens of opposite edges of the map, which do not see each other.
-
-    Returns:
-      bool [windows, T, T].
+    The last windows then have tokens of opposite edges of the map, which do not see each other. Returns bool
+    [windows, T, T].
     """
     moved = (np.arange(side) >= side - shift).astype(np.int32).reshape(-1, window)
     # [rows of windows, columns of windows, window, window]
@@ -102,7 +90,7 @@ class _NormalizedDense:
     def __call__(self, x: jax.Array, *weights: jax.Array) -> jax.Array:
         norm_scale, norm_bias, kernel, *bias = weights
         rows = x.reshape(x.shape[0], -1)
-        rows = normalize(rows, norm_scale.reshape(-1), norm_bias.reshape(-1), 1e-5, self.dtype)
+        rows = layers.normalize(rows, norm_scale.reshape(-1), norm_bias.reshape(-1), 1e-5, self.dtype)
         y = rows @ kernel.reshape(rows.shape[1], -1).astype(self.dtype)
         y = y.reshape(x.shape[0], *kernel.shape[2:])
         return y + bias[0].astype(self.dtype)[None] if bias else y
@@ -123,7 +111,7 @@ class NormalizedDense(nn.Module):
     parts_out: int
     use_bias: bool
     dtype: Any = jnp.float32
-    kernel_init: Initializer | None = None
+    kernel_init: layers.Initializer | None = None
 
     @nn.compact
     def __call__(
@@ -179,20 +167,20 @@ class Block(nn.Module):
           drop_path_rate: of each of the two branches; None drops nothing.
         """
         window, heads, qkv, hidden, gate = sizes.values()
-        common = dict(dtype=self.dtype, kernel_init=normal(self.init_std))
+        common = dict(dtype=self.dtype, kernel_init=layers.normal(self.init_std))
         y = NormalizedDense(1, 3, use_bias=True, name="qkv", **common)(x[..., None, :], embed, qkv, gate=gate)
         y = self._attend(y, window, heads, qkv, gate)
-        y = Dense(name="projection", **common)(y, qkv, embed, gate=gate)
-        x = x + drop_branch(self, y, drop_path_rate)
-        norm = LayerNorm(dtype=self.dtype, name="mlp_norm")(None, embed, gate=gate)
-        y = Mlp(name="mlp", **common)(x, embed, hidden, gate=gate, norm=norm)
-        return x + drop_branch(self, y, drop_path_rate)
+        y = layers.Dense(name="projection", **common)(y, qkv, embed, gate=gate)
+        x = x + layers.drop_branch(self, y, drop_path_rate)
+        norm = layers.LayerNorm(dtype=self.dtype, name="mlp_norm")(None, embed, gate=gate)
+        y = layers.Mlp(name="mlp", **common)(x, embed, hidden, gate=gate, norm=norm)
+        return x + layers.drop_branch(self, y, drop_path_rate)
 
     def _attend(self, x: jax.Array, window: Width, heads: Width, qkv: Width, gate: Width) -> jax.Array:
         """From queries, keys and values [B, H, W, 3, Q] to [B, H, W, Q]."""
         offsets = Width(combine(lambda size: 2 * size - 1, window.table), window.values)
         declared = dict(gate=gate, centered=(0, 1))
-        table = parameter(self, "relative_bias", trunc_normal, (offsets, offsets, heads), **declared)
+        table = parameter(self, "relative_bias", layers.trunc_normal, (offsets, offsets, heads), **declared)
         dim = Width(combine(lambda q, h: q // h, qkv.table, heads.table), {**qkv.values, **heads.values})
         tokens = x.shape[1] * x.shape[2]
         record_macs(self, gated_macs(gate, lambda size, q: 2 * tokens * size**2 * q, window, qkv))
@@ -287,8 +275,8 @@ class Swin(nn.Module):
         drops = train and self.drop_path_rate > 0
 
         side, dtype = self._side(1), self.dtype
-        x = PatchEmbed(self.patch_size, dtype, name="patch_embed")(images, embeds[0])
-        x = LayerNorm(dtype=dtype, name="patch_norm")(x, embeds[0], max_branches=1)
+        x = layers.PatchEmbed(self.patch_size, dtype, name="patch_embed")(images, embeds[0])
+        x = layers.LayerNorm(dtype=dtype, name="patch_norm")(x, embeds[0], max_branches=1)
         x = x.reshape(-1, side, side, embeds[0].maximum)  # [B, H, W, E]
         for stage, (embed, depth) in enumerate(zip(embeds, depths, strict=True), 1):
             if stage > 1:
@@ -299,10 +287,10 @@ class Swin(nn.Module):
                 rate = next(rates) if drops else None
                 call = functools.partial(_call, embed, sizes, rate)
                 x = run_layer(call, block, x, remat=self.remat, gate=sizes["gate"])
-        x = LayerNorm(dtype=dtype, name="norm")(x, embeds[-1], max_branches=1)
+        x = layers.LayerNorm(dtype=dtype, name="norm")(x, embeds[-1], max_branches=1)
         x = x.mean(axis=(1, 2))  # [B, E]
         classes = fixed(self.num_classes, "classes")
-        head = Dense(dtype=dtype, kernel_init=trunc_normal, name="head")
+        head = layers.Dense(dtype=dtype, kernel_init=layers.trunc_normal, name="head")
         return head(x, embeds[-1], classes, max_branches=1).astype(jnp.float32)
 
     def _merge(self, x: jax.Array, stage: int, width_in: Width, width_out: Width) -> jax.Array:
@@ -310,7 +298,7 @@ class Swin(nn.Module):
         side = self._side(stage)
         x = x.reshape(-1, side, 2, side, 2, x.shape[-1]).transpose(0, 1, 3, 4, 2, 5)
         x = x.reshape(-1, side, side, 4, x.shape[-1])  # column by column, as in the authors' code
-        common = dict(dtype=self.dtype, kernel_init=normal(self.init_std))
+        common = dict(dtype=self.dtype, kernel_init=layers.normal(self.init_std))
         merge = NormalizedDense(4, 1, use_bias=False, name=f"merge_{stage}", **common)
         return merge(x, width_in, width_out)[..., 0, :]
 

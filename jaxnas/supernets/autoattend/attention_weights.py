@@ -29,12 +29,7 @@ ZERO = "zero"  # the operation that only the second input of an addition may hav
 
 
 def check_graph(network: Any, operations: Sequence[str]) -> None:
-    """Checks the context of weights of a network and its space, which is one of AutoAttend's.
-
-    Raises:
-      TypeError: no space.
-      ValueError: other decisions or operations, a source that is not below, or another context.
-    """
+    """Checks the context of weights of a network and its space, which is one of AutoAttend's."""
     owner, space = type(network).__name__, network.space
     check_values(network, context=get_args(Context))
     check_space(space, owner)
@@ -117,8 +112,8 @@ class OperationUses:
 
     Attributes:
       space: of the network.
-      context: what a copy is for beside a pair of layers: nothing more, the kind of the "source", the role
-        at the "target", or both.
+      context: what a copy is for beside a pair of layers: nothing more, the kind of the "source", the role at
+        the "target", or both.
       operations: all names, in order.
       operation: one of them.
       pairs: of layers that the copies are for.

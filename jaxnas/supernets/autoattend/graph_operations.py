@@ -364,12 +364,9 @@ def cora_pool(features: int, *, dropout: float = 0.0, merge: Merge = "concatenat
     }
 
 
-def citeseer_pool(
-    features: int, *, dropout: float = 0.0, merge: Merge = "concatenate"
-) -> dict[str, nn.Module]:
+def citeseer_pool(features: int, **attends: Any) -> dict[str, nn.Module]:
     """The 8 operations of AutoAttend on CiteSeer and PubMed, by name; see `cora_pool`."""
-    options: dict[str, Any] = {"dropout": dropout, "merge": merge, "parent": None}
-    layers = {name: GeoLayer(features, name, **options) for name in get_args(Coefficient)}
+    layers = {name: GeoLayer(features, name, **attends, parent=None) for name in get_args(Coefficient)}
     return {"zero": Zero(features, parent=None), **layers}
 
 

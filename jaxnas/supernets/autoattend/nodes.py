@@ -114,13 +114,9 @@ class AutoAttendNodes(nn.Module):
 
         Nor are attentions counted: sums over edges are no products of matrices.
         """
-        attend, width = functools.partial(attention, num_heads=num_heads), self.width
-        return LayerKind(
-            self.operations(last=last),
-            attend,
-            self.num_classes if last else width,
-            attention_dropout=self.dropout,
-        )
+        attend = functools.partial(attention, num_heads=num_heads)
+        width = self.num_classes if last else self.width
+        return LayerKind(self.operations(last=last), attend, width, attention_dropout=self.dropout)
 
     @nn.compact
     def __call__(

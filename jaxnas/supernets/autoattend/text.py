@@ -75,11 +75,7 @@ class MaxPool(nn.Module):
 
 
 class BidirectionalGRU(nn.Module):
-    """Layer normalization, and the sum of a GRU in each direction.
-
-    Attributes:
-      dropout: of the result.
-    """
+    """Layer normalization, and the sum of a GRU in each direction, with dropout."""
 
     dropout: float = 0.0
 
@@ -114,9 +110,9 @@ def attention(
 class AutoAttendText(nn.Module):
     """AutoAttend's supernet for texts; see `spaces.autoattend`.
 
-    Words are vectors that the task gives, as GloVe's, or else an embedding that is learned. A normalization
-    and a dense layer make of them the input of the layers. The head sees the greatest value of each channel
-    of the last layer over the text. With the space of one architecture it is that plain network.
+    Words are vectors that the task gives, as GloVe's, or else an embedding that is learned. The head sees the
+    greatest value of each channel of the last layer over the text. With the space of one architecture it is
+    that plain network.
 
     Attributes:
       space: the search space.

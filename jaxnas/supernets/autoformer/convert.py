@@ -126,7 +126,7 @@ def read_checkpoint(path: str | os.PathLike) -> dict[str, Any]:
         return torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
         raise ValueError(
-            f"{path} cannot be read as a checkpoint of tensors and plain values alone: {error}"
+            f"{path} cannot be read as one of tensors and plain values alone: {error}"
         ) from error
 
 

@@ -59,45 +59,31 @@ class Tokens(nn.Module):
 
 
 class Transformer(nn.Module):
-    """The network of one architecture; see `ViT` for its attributes.
+    """The network of one architecture: of a width, and of heads and hidden channels of each layer."""
 
-    Attributes:
-      width: of the tokens.
-      heads, hidden: of each layer.
-    """
-
+    net: ViT
     width: int
     heads: tuple[int, ...]
     hidden: tuple[int, ...]
-    image_size: int
-    patch_size: int
-    num_classes: int
-    head_dim: int
-    max_relative_position: int
-    absolute_positions: bool
-    drop_path_rate: float
-    dtype: Any
-    init_std: float | None
-    remat: bool
 
     @nn.compact
     def __call__(self, images: jax.Array, train: bool = False) -> jax.Array:
         """Maps images [B, image_size, image_size, C] to float32 logits [B, num_classes]."""
-        check_images("ViT", images, self.image_size)
-        grid = (self.image_size // self.patch_size,) * 2
-        common = dict(dtype=self.dtype, init_std=self.init_std)
-        x = Patches(self.width, self.patch_size, self.dtype, name="patch_embed")(images)
-        x = Tokens(self.absolute_positions, name="tokens")(x)
+        net = self.net
+        check_images("ViT", images, net.image_size)
+        grid, common = (net.image_size // net.patch_size,) * 2, dict(dtype=net.dtype, init_std=net.init_std)
+        x = Patches(self.width, net.patch_size, net.dtype, name="patch_embed")(images)
+        x = Tokens(net.absolute_positions, name="tokens")(x)
         for i, (heads, hidden) in enumerate(zip(self.heads, self.hidden, strict=True)):
-            positions = (self.head_dim, grid, self.max_relative_position)
+            positions = (net.head_dim, grid, net.max_relative_position)
             attention = functools.partial(Attention, heads, *positions, **common)
             # Of whole examples, at rates that rise over all stored layers; as in the official code.
-            rate = self.drop_path_rate * i / max(len(self.heads) - 1, 1)
+            rate = net.drop_path_rate * i / max(len(self.heads) - 1, 1)
             drop = functools.partial(nn.Dropout, rate, broadcast_dims=(1, 2), deterministic=not train)
             mlp = functools.partial(Mlp, hidden, **common)
-            x = Block(attention, mlp, drop, self.remat, name=f"block_{i}")(x)
+            x = Block(attention, mlp, drop, net.remat, name=f"block_{i}")(x)
         x = norm("norm", x)[:, 1:].mean(axis=1)
-        head = nn.Dense(self.num_classes, dtype=self.dtype, kernel_init=trunc_normal, name="head")
+        head = nn.Dense(net.num_classes, dtype=net.dtype, kernel_init=trunc_normal, name="head")
         return head(x).astype(jnp.float32)
 
 
@@ -153,7 +139,7 @@ class ViT(Declared):
 
     def module(self, sizes: Mapping[str, int]) -> nn.Module:
         """See `Declared`."""
-        return self.make(Transformer, **layer_sizes(sizes))
+        return Transformer(self, **layer_sizes(sizes))
 
     def stacked(self) -> dict[Path, tuple[str, int]]:
         """See `Declared`."""

@@ -98,16 +98,14 @@ class DARTFormer(nn.Module):
                 f"DARTFormer: 'mechanism' is repeated {choice.length} times, and there are {self.num_heads} "
                 "heads; it is made once for all heads, or once for each of them."
             )
-        sizes = ("block", "window", "summary", "num_projected", "num_buckets", "chunk")
+        sizes = ("layers", "block", "window", "summary", "num_projected", "num_buckets", "chunk")
         check_counts(self, "num_classes", "vocabulary", "max_length", "width", "num_heads", "hidden", *sizes)
-        check_counts(self, "layers")
         check_counts(self, "num_random", least=0)
         check_counts(self, "num_features", none=True)
         check_numbers(self, "dropout", least=0, below=1)
         schema.check_values(self, pool=("first", "mean"), synthesizer=get_args(SynthesizerKind))
-        schema.check_multiple(
-            f"DARTFormer: width, of {self.num_heads} heads,", self.width, 2 * self.num_heads
-        )
+        shared = f"DARTFormer: width, of {self.num_heads} heads,"
+        schema.check_multiple(shared, self.width, 2 * self.num_heads)
 
     def mechanism(self, name: str, num_heads: int, seed: int = 0) -> nn.Module:
         """The block of a mechanism, by itself; `seed` is that of its random patterns, features or hashes."""

@@ -105,10 +105,7 @@ class Block(nn.Module):
         return width(lambda depth: int(self.place < depth), chosen["depth"])
 
     def downsampled(self, x: jax.Array, chosen: Chosen, embed: Width) -> jax.Array:
-        """The input of attention, [B, H, W, in maximum] to [B, H / stride, W / stride, embed maximum].
-
-        The first block of a stage begins with a convolution; all others take x itself.
-        """
+        """The input of attention, which in the first block of a stage a convolution makes."""
         if self.place:
             return x
         size = fixed(3 if self.stride > 1 else 1)
@@ -116,13 +113,9 @@ class Block(nn.Module):
         return layer(x, width(int, chosen["before"]), embed, size)
 
     def drop(self, y: jax.Array) -> jax.Array:
-        """A branch y [B, ...], without that of some examples in training.
-
-        The first block of a stage keeps all of it: where that has no shortcut, nothing would be left.
-        """
-        if not self.train or not self.drop_path_rate or self.place == 0:
-            return y
-        return drop_branch(self, y, self.drop_path_rate)
+        """A branch y [B, ...], dropped for some examples in training; never in a stage's first block."""
+        drops = self.train and self.drop_path_rate and self.place  # without a shortcut nothing would be left
+        return drop_branch(self, y, self.drop_path_rate) if drops else y
 
 
 class MBConv(Block):

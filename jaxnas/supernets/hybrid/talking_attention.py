@@ -87,10 +87,8 @@ class TalkingAttention(nn.Module):
         """Maps x [B, H, H, embed maximum] to the same shape, zero beyond the active width.
 
         Args:
-          x: maps with zeros beyond `embed`.
-          embed: active channels of x.
-          heads: number of heads.
-          head_dim: channels of queries and keys in each head.
+          x: maps with zeros beyond `embed`, its active channels.
+          heads, head_dim: number of heads, and channels of queries and keys in each.
           gate: 0 where the layer is skipped, which gives zeros.
 
         Raises:

@@ -51,9 +51,9 @@ def causal_mask(queries: int, memory: int, same_length: bool = False) -> np.ndar
 def shift(scores: jax.Array) -> jax.Array:
     """From distances to keys: [..., T, 1 + S] -> [..., T, S], y[..., t, s] = x[..., t, T - t + s].
 
-    The first column of x is not used, and the others are the distances S - 1, ..., 0. The rows are joined
-    and cut again into rows that are one entry shorter, so that each row starts one place further to the left
-    than the row before it. Beyond s = M + t the result is not meaningful.
+    The first column of x is not used, and the others are the distances S - 1, ..., 0. The rows are joined and
+    cut into rows that are one entry shorter, so that each starts one place further to the left than the row
+    before it. Beyond s = M + t the result is not meaningful.
     """
     *lead, queries, columns = scores.shape
     flat = scores.reshape(*lead, queries * columns)[..., queries:]

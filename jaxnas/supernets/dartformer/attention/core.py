@@ -165,9 +165,7 @@ class Attention(nn.Module, kw_only=True):
         if mask.dtype != jnp.bool_:
             raise TypeError(f"A mask is bool, True where a token is; got {mask.dtype}. Write `mask != 0`.")
         if mask.shape != x.shape[:2]:
-            raise ValueError(
-                f"A mask has an entry for each position of each example, {x.shape[:2]}; got {mask.shape}."
-            )
+            raise ValueError(f"A mask has an entry for each position, {x.shape[:2]}; got {mask.shape}.")
         check_sizes(type(self).__name__, num_heads=self.num_heads, head_dim=self.size(x))
         x = jnp.where(mask[:, :, None], x, jnp.zeros_like(x)).astype(self.dtype)
         attended = self.attend(x, mask)  # [B, H, T, d]

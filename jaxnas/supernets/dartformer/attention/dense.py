@@ -15,16 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from jaxnas.supernets.dartformer.attention.core import (
-    NEVER,
-    Attention,
-    attend,
-    check_length,
-    check_sizes,
-    clear,
-    join,
-    weigh,
-)
+from jaxnas.supernets.dartformer.attention import core
 
 SynthesizerKind = Literal["random", "factorized_random", "dense"]
 STABLE = 1e-6  # added to totals, as the papers' authors do: a query whose weights vanish gets 0
@@ -32,7 +23,7 @@ STABLE = 1e-6  # added to totals, as the papers' authors do: a query whose weigh
 
 def softmax(query: Array, key: Array, value: Array, mask: Array) -> Array:
     """Scaled dot-product attention (Vaswani et al. 2017, section 3.2.1)."""
-    return clear(attend(query, (key, value, mask[:, None, None, :])), mask)
+    return core.clear(core.attend(query, (key, value, mask[:, None, None, :])), mask)
 
 
 def synthesizer(logits: Array, value: Array, mask: Array) -> Array:
@@ -42,7 +33,7 @@ def synthesizer(logits: Array, value: Array, mask: Array) -> Array:
       logits: [B or 1, H, T, T], from each position to each.
     """
     scores = jnp.broadcast_to(logits.astype(jnp.float32), (value.shape[0], *logits.shape[1:]))
-    return clear(join(weigh(scores, value, mask[:, None, None, :])).astype(value.dtype), mask)
+    return core.clear(core.join(core.weigh(scores, value, mask[:, None, None, :])).astype(value.dtype), mask)
 
 
 def linformer(query: Array, key: Array, value: Array, mask: Array, projection: Array) -> Array:
@@ -54,9 +45,9 @@ def linformer(query: Array, key: Array, value: Array, mask: Array, projection: A
     Args:
       projection: from positions to places, [k, T].
     """
-    key, value = (jnp.einsum("kt,bhtd->bhkd", projection, clear(x, mask)) for x in (key, value))
+    key, value = (jnp.einsum("kt,bhtd->bhkd", projection, core.clear(x, mask)) for x in (key, value))
     seen = jnp.ones((1, 1, 1, projection.shape[0]), bool)
-    return clear(attend(query, (key, value, seen)), mask)
+    return core.clear(core.attend(query, (key, value, seen)), mask)
 
 
 def linear(query: Array, key: Array, value: Array, mask: Array) -> Array:
@@ -111,7 +102,7 @@ def performer(query: Array, key: Array, value: Array, mask: Array, directions: n
     of_query, of_key = exponents(query), exponents(key)
     own = jnp.max(jax.lax.stop_gradient(of_query), axis=-1, keepdims=True)
     largest = jnp.max(jax.lax.stop_gradient(of_key), axis=-1, keepdims=True)  # [B, H, T, 1]
-    largest = jnp.where(mask[:, None, :, None], largest, NEVER)
+    largest = jnp.where(mask[:, None, :, None], largest, core.NEVER)
     largest = jnp.max(largest, axis=2, keepdims=True)
     of_key = jnp.where(mask[:, None, :, None], of_key, largest)
     return _by_features(features(of_query, own), features(of_key, largest), value, mask)
@@ -122,21 +113,21 @@ def _by_features(query: Array, key: Array, value: Array, mask: Array) -> Array:
 
     Features of queries and keys are float32 [B, H, T, m], and none is negative.
     """
-    dtype, kept, key = value.dtype, dict(preferred_element_type=jnp.float32), clear(key, mask)
+    dtype, kept, key = value.dtype, dict(preferred_element_type=jnp.float32), core.clear(key, mask)
     state = jnp.einsum("bhtm,bhte->bhme", key.astype(dtype), value, **kept)
     out = jnp.einsum("bhtm,bhme->bhte", query.astype(dtype), state.astype(dtype), **kept)
     total = jnp.einsum("bhtm,bhm->bht", query, jnp.sum(key, axis=2))[..., None]
-    return clear((out / (total + STABLE)).astype(dtype), mask)
+    return core.clear((out / (total + STABLE)).astype(dtype), mask)
 
 
-class Softmax(Attention, kw_only=True):
+class Softmax(core.Attention, kw_only=True):
     """Scaled dot-product attention; see `softmax`."""
 
     def attend(self, x: Array, mask: Array) -> Array:
         return softmax(*self.qkv(x), mask)
 
 
-class Synthesizer(Attention, kw_only=True):
+class Synthesizer(core.Attention, kw_only=True):
     """Attention without products of queries and keys (Tay et al. 2021, section 3).
 
     Attributes:
@@ -151,8 +142,8 @@ class Synthesizer(Attention, kw_only=True):
     rank: int = 32
 
     def attend(self, x: Array, mask: Array) -> Array:
-        check_sizes("synthesizer", max_length=self.max_length, rank=self.rank)
-        check_length(x.shape[1], self.max_length, "Synthesizer")
+        core.check_sizes("synthesizer", max_length=self.max_length, rank=self.rank)
+        core.check_length(x.shape[1], self.max_length, "Synthesizer")
         (value,) = self.heads(x, "value")
         return synthesizer(self.logits(x), value, mask)
 
@@ -172,7 +163,7 @@ class Synthesizer(Attention, kw_only=True):
         raise ValueError(f"kind is 'random', 'factorized_random' or 'dense'; got {self.kind!r}.")
 
 
-class Linformer(Attention, kw_only=True):
+class Linformer(core.Attention, kw_only=True):
     """Attention over keys and values that are projected to few places; see `linformer`.
 
     Attributes:
@@ -184,21 +175,21 @@ class Linformer(Attention, kw_only=True):
     num_projected: int = 16
 
     def attend(self, x: Array, mask: Array) -> Array:
-        check_sizes("linformer", max_length=self.max_length, num_projected=self.num_projected)
-        check_length(x.shape[1], self.max_length, "Linformer")
+        core.check_sizes("linformer", max_length=self.max_length, num_projected=self.num_projected)
+        core.check_length(x.shape[1], self.max_length, "Linformer")
         operands = self.qkv(x)
         projection = self.matrix("projection", self.num_projected, self.max_length, (None, None))
         return linformer(*operands, mask, projection[:, : x.shape[1]])
 
 
-class Linear(Attention, kw_only=True):
+class Linear(core.Attention, kw_only=True):
     """Attention by the features elu(x) + 1; see `linear`."""
 
     def attend(self, x: Array, mask: Array) -> Array:
         return linear(*self.qkv(x), mask)
 
 
-class Performer(Attention, kw_only=True):
+class Performer(core.Attention, kw_only=True):
     """Attention by random features, FAVOR+; see `performer`.
 
     Attributes:
@@ -212,5 +203,5 @@ class Performer(Attention, kw_only=True):
     def attend(self, x: Array, mask: Array) -> Array:
         size, count = self.size(x), self.num_features
         count = max(math.ceil(size * math.log(size)), 1) if count is None else count
-        check_sizes("performer", num_features=count)
+        core.check_sizes("performer", num_features=count)
         return performer(*self.qkv(x), mask, orthogonal_features(count, size, self.seed))

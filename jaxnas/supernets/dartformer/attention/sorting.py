@@ -7,22 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from jaxnas.supernets.dartformer.attention.core import (
-    NEVER,
-    Attention,
-    Partial,
-    attend,
-    check_length,
-    check_sizes,
-    clear,
-    join,
-    neighbors,
-    product,
-    split,
-    split_mask,
-    unsplit,
-    weigh,
-)
+from jaxnas.supernets.dartformer.attention import core
 
 ITSELF = -1e5  # added to the score of a query with its own key, which counts only where there is no other
 
@@ -33,7 +18,7 @@ def hash_rotations(num_hashes: int, head_dim: int, num_buckets: int, seed: int) 
     Raises:
       ValueError: a number of buckets that is neither 1 nor even.
     """
-    check_sizes("reformer", num_hashes=num_hashes, num_buckets=num_buckets)
+    core.check_sizes("reformer", num_hashes=num_hashes, num_buckets=num_buckets)
     if num_buckets > 1 and num_buckets % 2:
         raise ValueError(
             f"num_buckets is 1 or even, since a hash has two buckets for each direction; got {num_buckets}."
@@ -55,7 +40,7 @@ def reformer(query: Array, value: Array, mask: Array, rotations: np.ndarray | Ar
         See `hash_rotations`.
       chunk: positions of a chunk.
     """
-    check_sizes("reformer", chunk=chunk)
+    core.check_sizes("reformer", chunk=chunk)
     length, rounds = query.shape[2], rotations.shape[0]
     size = min(chunk, length)
     order = _order(query, mask, jnp.asarray(rotations), size)  # [B, H, R, T'], T' a multiple of size
@@ -64,18 +49,18 @@ def reformer(query: Array, value: Array, mask: Array, rotations: np.ndarray | Ar
         """From positions to chunks in the order of each round: [B, H, T, d] -> [B, H, R, N, s, d]."""
         behind = order.shape[-1] - length
         x = jnp.pad(x, [(0, 0), (0, 0), (0, behind), (0, 0)])[:, :, None]  # [B, H, 1, T', d]
-        return split(jnp.take_along_axis(x, order[..., None], axis=3), size)
+        return core.split(jnp.take_along_axis(x, order[..., None], axis=3), size)
 
     queries, values = sorted_chunks(query), sorted_chunks(value)
-    positions = split(order[..., None], size)  # [B, H, R, N, s, 1]
+    positions = core.split(order[..., None], size)  # [B, H, R, N, s, 1]
     real = sorted_chunks(jnp.broadcast_to(mask[:, None, :, None], (*query.shape[:3], 1)))
     before = min(queries.shape[3] - 1, 1)
     keys, values, key_positions, seen = (
-        neighbors(x, before, 0) for x in (_unit(queries), values, positions, real)
+        core.neighbors(x, before, 0) for x in (_unit(queries), values, positions, real)
     )
     key_positions, seen = key_positions.swapaxes(-1, -2), seen.swapaxes(-1, -2)  # [B, H, R, N, 1, K]
-    scores = product(queries, keys) + jnp.where(key_positions == positions, ITSELF, 0.0)
-    part = weigh(scores, values, seen)  # [B, H, R, N, s, ...]
+    scores = core.product(queries, keys) + jnp.where(key_positions == positions, ITSELF, 0.0)
+    part = core.weigh(scores, values, seen)  # [B, H, R, N, s, ...]
 
     places = jnp.argsort(order, axis=-1)[..., :length, None]  # where each position went
 
@@ -84,8 +69,8 @@ def reformer(query: Array, value: Array, mask: Array, rotations: np.ndarray | Ar
         return jnp.take_along_axis(x, places, axis=3)
 
     part = jax.tree.map(unsorted, part)
-    joined = join(*(Partial(*(x[:, :, i] for x in part)) for i in range(rounds)))
-    return clear(joined.astype(value.dtype), mask)
+    joined = core.join(*(core.Partial(*(x[:, :, i] for x in part)) for i in range(rounds)))
+    return core.clear(joined.astype(value.dtype), mask)
 
 
 def _order(query: Array, mask: Array, rotations: Array, size: int) -> Array:
@@ -133,7 +118,7 @@ def sorting_matrix(logits: Array, real: Array, *, iterations: int = 5, temperatu
     logs = logits.astype(jnp.float32) / temperature
 
     def divide(logs: Array, axis: int) -> Array:
-        logs = jnp.where(pairs, logs, NEVER)
+        logs = jnp.where(pairs, logs, core.NEVER)
         return logs - jax.nn.logsumexp(logs, axis=axis, keepdims=True)
 
     for _ in range(iterations):
@@ -153,20 +138,21 @@ def sinkhorn(query: Array, key: Array, value: Array, mask: Array, order: Array, 
         makes them.
       block: positions of a block; N is T / block, rounded up.
     """
-    check_sizes("sinkhorn", block=block)
+    core.check_sizes("sinkhorn", block=block)
     size = min(block, query.shape[2])
-    queries, keys, values = (split(clear(x, mask), size) for x in (query, key, value))  # [B, H, N, s, d]
-    seen = split_mask(mask, size)  # [B, 1, N, 1, s]
+    operands = (core.clear(x, mask) for x in (query, key, value))
+    queries, keys, values = (core.split(x, size) for x in operands)  # [B, H, N, s, d]
+    seen = core.split_mask(mask, size)  # [B, 1, N, 1, s]
     moved_keys, moved_values = (
         jnp.einsum("bhij,bhjsd->bhisd", order.astype(x.dtype), x) for x in (keys, values)
     )
     # A place of a moved block holds something if any block that may be moved there has a token in it.
     moved_seen = jnp.any(seen, axis=2, keepdims=True)
-    own = attend(queries, (keys, values, seen))
-    return unsplit(own + attend(queries, (moved_keys, moved_values, moved_seen)), mask)
+    own = core.attend(queries, (keys, values, seen))
+    return core.unsplit(own + core.attend(queries, (moved_keys, moved_values, moved_seen)), mask)
 
 
-class Reformer(Attention, kw_only=True):
+class Reformer(core.Attention, kw_only=True):
     """Attention among positions with equal hashes; see `reformer`.
 
     Attributes:
@@ -185,7 +171,7 @@ class Reformer(Attention, kw_only=True):
         return reformer(query, value, mask, rotations, chunk=self.chunk)
 
 
-class Sinkhorn(Attention, kw_only=True):
+class Sinkhorn(core.Attention, kw_only=True):
     """Attention to the own block and to one that is sorted there; see `sinkhorn`.
 
     The logits of the sorting are linear in the sum of a block's inputs, for each head.
@@ -201,13 +187,13 @@ class Sinkhorn(Attention, kw_only=True):
     temperature: float = 0.75
 
     def attend(self, x: Array, mask: Array) -> Array:
-        check_sizes("sinkhorn", max_length=self.max_length, block=self.block)
-        check_length(x.shape[1], self.max_length, "Sinkhorn")
+        core.check_sizes("sinkhorn", max_length=self.max_length, block=self.block)
+        core.check_length(x.shape[1], self.max_length, "Sinkhorn")
         operands, size = self.qkv(x), min(self.block, x.shape[1])
-        sums = jnp.sum(split(x, size), axis=2)  # [B, N, E]
+        sums = jnp.sum(core.split(x, size), axis=2)  # [B, N, E]
         longest = -(-self.max_length // self.block)
         kernel = self.matrices("sort_kernel", x.shape[-1], longest)[:, :, : sums.shape[1]]  # [H, E, N]
         logits = jnp.einsum("bne,hem->bhnm", sums, kernel)
-        real = jnp.any(split(mask[:, :, None], size), axis=(2, 3))  # [B, N]
+        real = jnp.any(core.split(mask[:, :, None], size), axis=(2, 3))  # [B, N]
         order = sorting_matrix(logits, real, iterations=self.iterations, temperature=self.temperature)
         return sinkhorn(*operands, mask, order, block=self.block)

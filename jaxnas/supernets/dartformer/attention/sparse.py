@@ -10,18 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from jaxnas.supernets.dartformer.attention.core import (
-    Attention,
-    Keys,
-    attend,
-    check_length,
-    check_sizes,
-    clear,
-    neighbors,
-    split,
-    split_mask,
-    unsplit,
-)
+from jaxnas.supernets.dartformer.attention import core
 
 
 def local(query: Array, key: Array, value: Array, mask: Array, *, block: int) -> Array:
@@ -30,14 +19,14 @@ def local(query: Array, key: Array, value: Array, mask: Array, *, block: int) ->
     Args:
       block: positions of a block; the last one may have fewer.
     """
-    check_sizes("local", block=block)
+    core.check_sizes("local", block=block)
     size = min(block, query.shape[2])
-    own = split(key, size), split(value, size), split_mask(mask, size)
-    return unsplit(attend(split(query, size), own), mask)
+    own = core.split(key, size), core.split(value, size), core.split_mask(mask, size)
+    return core.unsplit(core.attend(core.split(query, size), own), mask)
 
 
 def longformer(
-    query: Array, key: Array, value: Array, mask: Array, *, window: int, leading: Keys | None = None
+    query: Array, key: Array, value: Array, mask: Array, *, window: int, leading: core.Keys | None = None
 ) -> Array:
     """A sliding window, with global tokens in front, O(n window) (Beltagy et al. 2020, section 3).
 
@@ -48,11 +37,11 @@ def longformer(
         [B, H, T, d] that these queries meet, of projections of their own. All queries see the keys
         of global positions, and queries of global positions see all keys. None: no position is global.
     """
-    check_sizes("longformer", window=window)
+    core.check_sizes("longformer", window=window)
     length, count = query.shape[2], 0 if leading is None else leading[0].shape[2]
     before, after = window // 2, (window - 1) // 2
     size = min(max(before, after, 1), length)
-    queries, keys, values = (split(x, size) for x in (query, key, value))  # [B, H, N, s, d]
+    queries, keys, values = (core.split(x, size) for x in (query, key, value))  # [B, H, N, s, d]
     blocks = keys.shape[2]
     reach = (min(before, 1) if blocks > 1 else 0, min(after, 1) if blocks > 1 else 0)
 
@@ -61,19 +50,21 @@ def longformer(
     distance = np.arange(size)[:, None] - places[None, :]  # [s, K]
     near = (distance <= before) & (distance >= -after)
     positions = np.arange(blocks)[:, None] * size + places[None, :]  # [N, K]
-    seen = neighbors(split(mask[:, None, :, None], size), *reach).swapaxes(-1, -2)  # [B, 1, N, 1, K]
+    seen = core.neighbors(core.split(mask[:, None, :, None], size), *reach).swapaxes(
+        -1, -2
+    )  # [B, 1, N, 1, K]
     seen = seen & near[None, None, None] & (positions >= count)[None, None, :, None]
-    sets: list[Keys] = [(neighbors(keys, *reach), neighbors(values, *reach), seen)]
+    sets: list[core.Keys] = [(core.neighbors(keys, *reach), core.neighbors(values, *reach), seen)]
     if leading is None or count == 0:
-        return unsplit(attend(queries, *sets), mask)
+        return core.unsplit(core.attend(queries, *sets), mask)
 
     # Sets that are the same for all blocks have one block, which meets all of them.
     first = mask[:, None, None, None, :count]  # [B, 1, 1, 1, G]
     sets.append((key[:, :, None, :count], value[:, :, None, :count], first))
-    rest = unsplit(attend(queries, *sets), mask)[:, :, count:]
+    rest = core.unsplit(core.attend(queries, *sets), mask)[:, :, count:]
     query, key, value = leading
-    front = attend(query, (key, value, mask[:, None, None, :]))  # [B, H, G, d]
-    return clear(jnp.concatenate([front, rest], axis=2), mask)
+    front = core.attend(query, (key, value, mask[:, None, None, :]))  # [B, H, G, d]
+    return core.clear(jnp.concatenate([front, rest], axis=2), mask)
 
 
 def sparse_transformer(
@@ -89,13 +80,13 @@ def sparse_transformer(
       block: positions of a block (the paper's stride).
       summary: how many positions at the end of a block all queries see (the paper's c).
     """
-    check_sizes("sparse_transformer", block=block, summary=summary)
+    core.check_sizes("sparse_transformer", block=block, summary=summary)
     if summary > block:
         raise ValueError(f"A summary of {summary} positions does not fit into a block of {block}.")
     size = min(block, query.shape[2])
-    queries, keys, values = (split(x, size) for x in (query, key, value))  # [B, H, N, s, d]
-    real = split_mask(mask, size)  # [B, 1, N, 1, s]
-    sets: list[Keys] = [(keys, values, real)]
+    queries, keys, values = (core.split(x, size) for x in (query, key, value))  # [B, H, N, s, d]
+    real = core.split_mask(mask, size)  # [B, 1, N, 1, s]
+    sets: list[core.Keys] = [(keys, values, real)]
     count = keys.shape[2]
     if count > 1:  # a sequence of one block has no others to look into
         other = ~np.eye(count, dtype=bool)
@@ -103,7 +94,7 @@ def sparse_transformer(
         of_all = real[..., -summary:].reshape(real.shape[0], 1, 1, 1, -1)  # [B, 1, 1, 1, N c]
         of_keys, of_values = (_together(x[..., -summary:, :]) for x in (keys, values))
         sets.append((of_keys, of_values, of_all & other))
-    return unsplit(attend(queries, *sets), mask)
+    return core.unsplit(core.attend(queries, *sets), mask)
 
 
 def _together(x: Array) -> Array:
@@ -156,13 +147,13 @@ def bigbird(
       length: positions that the pattern is made for, at least T. A shorter sequence has the beginning of that
         pattern, as if it were filled up with padding. None for T.
     """
-    check_sizes("bigbird", block=block)
-    check_sizes("bigbird", least=0, num_random=num_random)
+    core.check_sizes("bigbird", block=block)
+    core.check_sizes("bigbird", least=0, num_random=num_random)
     longest = query.shape[2] if length is None else length
-    check_length(query.shape[2], longest, "BigBird")
+    core.check_length(query.shape[2], longest, "BigBird")
     size = min(block, longest)
-    queries, keys, values = (split(x, size) for x in (query, key, value))  # [B, H, N, s, d]
-    real = split(mask[:, None, :, None], size)  # [B, 1, N, s, 1]
+    queries, keys, values = (core.split(x, size) for x in (query, key, value))  # [B, H, N, s, d]
+    real = core.split(mask[:, None, :, None], size)  # [B, 1, N, s, 1]
     count, of_pattern = keys.shape[2], -(-longest // size)
     stop = min(count, of_pattern - 1)  # of the blocks between the ends, which begin with 1
 
@@ -171,14 +162,16 @@ def bigbird(
         return jnp.concatenate([x[:, :, :1], x[:, :, max(stop, 1) :]], axis=2)
 
     everything = _together(keys), _together(values), _as_keys(_together(real))
-    dense = attend(ends(queries), everything)  # [B, H, 1 or 2, s, d]
+    dense = core.attend(ends(queries), everything)  # [B, H, 1 or 2, s, d]
     if stop <= 1:
-        return unsplit(dense, mask)
+        return core.unsplit(dense, mask)
     edges = _together(ends(keys)), _together(ends(values)), _as_keys(_together(ends(real)))
     inner = (0 < np.arange(count)) & (np.arange(count) < stop)  # the ends are seen already
-    near = neighbors(real & inner[None, None, :, None, None], 1, 1)
-    around = [x[:, :, 1:stop] for x in (neighbors(keys, 1, 1), neighbors(values, 1, 1), _as_keys(near))]
-    sets: list[Keys] = [edges, (around[0], around[1], around[2])]
+    near = core.neighbors(real & inner[None, None, :, None, None], 1, 1)
+    around = [
+        x[:, :, 1:stop] for x in (core.neighbors(keys, 1, 1), core.neighbors(values, 1, 1), _as_keys(near))
+    ]
+    sets: list[core.Keys] = [edges, (around[0], around[1], around[2])]
     if num_random:
         indices, used = (x[: stop - 1] for x in random_blocks(of_pattern, num_random, seed))
         used = used & (indices < count)
@@ -190,8 +183,8 @@ def bigbird(
 
         chosen = drawn(real) & np.repeat(used, size, axis=1)[None, None, :, :, None]
         sets.append((drawn(keys), drawn(values), _as_keys(chosen)))
-    sparse = attend(queries[:, :, 1:stop], *sets)
-    return unsplit(jnp.concatenate([dense[:, :, :1], sparse, dense[:, :, 1:]], axis=2), mask)
+    sparse = core.attend(queries[:, :, 1:stop], *sets)
+    return core.unsplit(jnp.concatenate([dense[:, :, :1], sparse, dense[:, :, 1:]], axis=2), mask)
 
 
 def _as_keys(seen: Array) -> Array:
@@ -199,7 +192,7 @@ def _as_keys(seen: Array) -> Array:
     return seen.swapaxes(-1, -2)
 
 
-class Local(Attention, kw_only=True):
+class Local(core.Attention, kw_only=True):
     """Attention within blocks; see `local` for its attribute."""
 
     block: int = 50
@@ -208,7 +201,7 @@ class Local(Attention, kw_only=True):
         return local(*self.qkv(x), mask, block=self.block)
 
 
-class Longformer(Attention, kw_only=True):
+class Longformer(core.Attention, kw_only=True):
     """Attention within a sliding window, with global tokens in front; see `longformer`.
 
     Attributes:
@@ -219,7 +212,7 @@ class Longformer(Attention, kw_only=True):
     num_global: int = 0
 
     def attend(self, x: Array, mask: Array) -> Array:
-        check_sizes("longformer", least=0, num_global=self.num_global)
+        core.check_sizes("longformer", least=0, num_global=self.num_global)
         operands, leading = self.qkv(x), None
         if self.num_global:
             (first,) = self.heads(x[:, : self.num_global], "global_query")
@@ -228,7 +221,7 @@ class Longformer(Attention, kw_only=True):
         return longformer(*operands, mask, window=self.window, leading=leading)
 
 
-class SparseTransformer(Attention, kw_only=True):
+class SparseTransformer(core.Attention, kw_only=True):
     """The fixed pattern of the Sparse Transformer; see `sparse_transformer` for its attributes."""
 
     block: int = 50
@@ -238,7 +231,7 @@ class SparseTransformer(Attention, kw_only=True):
         return sparse_transformer(*self.qkv(x), mask, block=self.block, summary=self.summary)
 
 
-class BigBird(Attention, kw_only=True):
+class BigBird(core.Attention, kw_only=True):
     """Block-sparse attention with random blocks; see `bigbird`.
 
     Attributes:
