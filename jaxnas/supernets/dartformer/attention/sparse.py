@@ -21,8 +21,9 @@ def local(query: Array, key: Array, value: Array, mask: Array, *, block: int) ->
     """
     core.check_sizes("local", block=block)
     size = min(block, query.shape[2])
-    own = core.split(key, size), core.split(value, size), core.split_mask(mask, size)
-    return core.unsplit(core.attend(core.split(query, size), own), mask)
+    seen = core.split_mask(mask, size)
+    queries, keys, values = (core.split(x, size) for x in (query, key, value))
+    return core.unsplit(core.attend(queries, (keys, values, seen)), mask)
 
 
 def longformer(
