@@ -173,6 +173,5 @@ def tuned(vectors: jax.Array | None, tokens: jax.Array, vocabulary: int) -> jax.
     """
     if vectors is None:
         raise ValueError("tune_vectors is True, and the task gives no vectors of words.")
-    zeros = nn.initializers.zeros
-    difference = nn.Embed(vocabulary, vectors.shape[-1], embedding_init=zeros, name="difference")
-    return vectors + difference(tokens)
+    zeros, size = nn.initializers.zeros, vectors.shape[-1]
+    return vectors + nn.Embed(vocabulary, size, embedding_init=zeros, name="difference")(tokens)

@@ -205,16 +205,10 @@ def test_mechanisms_that_cannot_be_and_inputs_that_do_not_fit_are_refused():
         return case(mechanism(**SIZES | settings), ValueError, *names)
 
     softmax, local, sinkhorn = attention.Softmax, attention.Local, attention.Sinkhorn
-    sizes = [
-        (softmax, "num_heads", 0),
-        (softmax, "head_dim", 0),
-        (local, "block", 0),
-        (attention.Longformer, "window", 0),
-        (attention.Longformer, "num_global", -1),
-        (attention.BigBird, "num_random", -1),
-        (attention.Reformer, "chunk", 0),
-        (attention.Performer, "num_features", 0),
-    ]
+    zero = [(softmax, "num_heads"), (softmax, "head_dim"), (local, "block"), (attention.Longformer, "window")]
+    zero += [(attention.Reformer, "chunk"), (attention.Performer, "num_features")]
+    below = [(attention.Longformer, "num_global"), (attention.BigBird, "num_random")]
+    sizes = [*((*one, 0) for one in zero), *((*one, -1) for one in below)]
     refusals.check(
         *(make(kind, name, str(value), **{name: value}) for kind, name, value in sizes),
         *(
