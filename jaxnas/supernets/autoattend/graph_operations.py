@@ -73,9 +73,9 @@ def make_graph(edges: jax.Array, edge_mask: jax.Array, node_mask: jax.Array) -> 
     nodes = jnp.arange(count, dtype=jnp.int32)
     sources, targets, mask = edges[:, 0], edges[:, 1], edge_mask.astype(jnp.float32)
     degrees = jax.ops.segment_sum(mask, targets, count)  # [N]
-    with_nodes = (sources, nodes), (targets, nodes), (mask, node_mask.astype(jnp.float32))
-    own_sources, own_targets, own_mask = map(jnp.concatenate, with_nodes)
-    looped = _normalized(own_sources, own_targets, own_mask, degrees + 1)
+    ends = jnp.concatenate([sources, nodes]), jnp.concatenate([targets, nodes])
+    with_nodes = jnp.concatenate([mask, node_mask.astype(jnp.float32)])
+    looped = _normalized(ends[0], ends[1], with_nodes, degrees + 1)
     return Graph(_normalized(sources, targets, mask, degrees), looped, degrees)
 
 
