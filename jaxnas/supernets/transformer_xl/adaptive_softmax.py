@@ -190,8 +190,8 @@ class AdaptiveVocabulary(nn.Module):
 
         # Sorted by cluster, the rows of each one lie side by side.
         order = jnp.argsort(cluster, stable=True)
-        places = jnp.arange(order.size, dtype=order.dtype)
-        rank = jnp.zeros_like(order).at[order].set(places, unique_indices=True)
+        rank = jnp.zeros_like(order).at[order]
+        rank = rank.set(jnp.arange(order.size, dtype=order.dtype), unique_indices=True)
         chunk = max(1, min(self.chunk, order.size))
         chunks = max(1, -(-order.size // chunk))
         padding = chunks * chunk  # a cluster's chunks may start at any row and reach beyond the last
