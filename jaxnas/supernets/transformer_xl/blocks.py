@@ -51,9 +51,8 @@ def causal_mask(queries: int, memory: int, same_length: bool = False) -> np.ndar
 def shift(scores: jax.Array) -> jax.Array:
     """From distances to keys: [..., T, 1 + S] -> [..., T, S], y[..., t, s] = x[..., t, T - t + s].
 
-    The first column of x is not used, and the others are the distances S - 1, ..., 0. The rows are joined and
-    cut into rows that are one entry shorter, so that each starts one place further to the left than the row
-    before it. Beyond s = M + t the result is not meaningful.
+    The first column of x is not used, the others are the distances S - 1, ..., 0. Rows are joined and cut into
+    rows that are one entry shorter, each a place further left. Beyond s = M + t the result has no meaning.
     """
     *lead, queries, columns = scores.shape
     flat = scores.reshape(*lead, queries * columns)[..., queries:]
@@ -184,7 +183,8 @@ class RelativeAttention(_Block):
         weights = _drop(weights.astype(self.dtype), keep[0], self.attention_dropout)
         attended = jnp.einsum("hbts,hbsd->hbtd", weights, value) / total.astype(self.dtype)
         attended = _kept(attended.transpose(1, 2, 0, 3).reshape(batch, -1), unit)
-        out = attended.reshape(batch * queries, -1) @ kernels["out"].astype(self.dtype)
+        kernel = kernels["out"].astype(self.dtype)
+        out = attended.reshape(batch * queries, -1) @ kernel
         return self.add(x, out.reshape(x.shape), keep[1], norm)
 
     def _product(self, x: jax.Array, kernel: jax.Array, unit: int) -> jax.Array:
