@@ -51,8 +51,8 @@ def causal_mask(queries: int, memory: int, same_length: bool = False) -> np.ndar
 def shift(scores: jax.Array) -> jax.Array:
     """From distances to keys: [..., T, 1 + S] -> [..., T, S], y[..., t, s] = x[..., t, T - t + s].
 
-    The first column of x is not used, the others are the distances S - 1, ..., 0. Rows are joined and cut into
-    rows that are one entry shorter, each a place further left. Beyond s = M + t the result has no meaning.
+    The first column of x is not used, the others are the distances S - 1, ..., 0. Rows are joined and cut
+    into rows one entry shorter, each a place further left. Beyond s = M + t the result has no meaning.
     """
     *lead, queries, columns = scores.shape
     flat = scores.reshape(*lead, queries * columns)[..., queries:]
