@@ -10,7 +10,7 @@ import jax
 
 from jaxnas.choice import Choice
 from jaxnas.space import Space
-from jaxnas.supernets.graph_operations import Dropout, GCNConv, GeoLayer, union
+from jaxnas.supernets.autoattend.graph_operations import Dropout, GCNConv, GeoLayer, union
 
 
 class GCN(nn.Module):

@@ -29,6 +29,7 @@ FLOORS = (
     ("experiments",),
     ("benchmarks", "tools"),
 )
+SHARED = ("layers", "schema")  # of the networks in `supernets`
 TOP = ("benchmarks", "tools")  # these and `experiments` take names from the package itself
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 
@@ -68,12 +69,24 @@ def test_a_room_imports_only_from_floors_below():
     assert not wrong
 
 
+def test_a_wing_of_supernets_imports_from_no_other():
+    """A wing is the package, or the file, of one system; several share the files of `SHARED` alone."""
+    house = ROOT / "jaxnas" / "supernets"
+    for path in house.rglob("*.py"):
+        own, *_ = path.relative_to(house).with_suffix("").parts
+        nodes = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)]
+        names = [f"{node.module}.{alias.name}".split(".") for node in nodes for alias in node.names]
+        used = {name[2] for name in names if name[:2] == ["jaxnas", "supernets"]}
+        assert own == "__init__" or used <= {own, *SHARED}, path
+
+
 def test_tests_mirror_the_packages():
-    packages, folders = (
-        {path.name for path in (ROOT / name).iterdir() if path.is_dir()} - {"__pycache__"}
-        for name in ("jaxnas", "tests")
-    )
-    assert folders == packages
+    for part in ("", "supernets"):
+        packages, folders = (
+            {path.name for path in (ROOT / name / part).iterdir() if path.is_dir()} - {"__pycache__"}
+            for name in ("jaxnas", "tests")
+        )
+        assert folders == packages
 
 
 def test_importing_the_library_loads_no_laboratory():

@@ -30,7 +30,7 @@ from jaxnas.experiments.config import Config, ConfigError
 from jaxnas.experiments.configs import CONFIGS
 from jaxnas.experiments.session import Session
 from jaxnas.runs.methods import BY_BUDGET
-from jaxnas.supernets.convert import from_torch_autoformer, read_checkpoint
+from jaxnas.supernets.autoformer.convert import from_torch_autoformer, read_checkpoint
 from jaxnas.training.plain import to_dict
 from jaxnas.training.progress import times_line
 

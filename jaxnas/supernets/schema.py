@@ -39,17 +39,10 @@ RATIO = Needs(least=1e-6, whole=False)
 
 
 def check_decisions(network: str, space: Any, needs: Mapping[str, Needs], example: str) -> None:
-    """Checks that a space has the decisions that a network needs, and no others.
+    """Checks that a space has the decisions that a network of this name needs, and no others.
 
-    Args:
-      network: its name, for messages.
-      space: that was given.
-      needs: by the name of the decision.
-      example: of a space that fits.
-
-    Raises:
-      TypeError: no space.
-      ValueError: a decision that is missing or unknown, an option that is none, or too few positions.
+    The example, of a space that fits, is for messages. Raises TypeError for no space, and ValueError for a
+    decision that is missing or unknown, an option that is none, or too few positions.
     """
     check_space(space, network)
     if missing := [name for name, one in needs.items() if name not in space and not one.optional]:
@@ -90,23 +83,14 @@ def _fits(option: Any, needs: Needs) -> bool:
 def check_fit(
     network: str, space: Space, names: Sequence[str], fits: Callable[..., bool], expected: str
 ) -> None:
-    """Checks that all options that decisions can have at one position fit each other.
+    """Checks that all options that decisions of these names can have at one position fit each other.
 
-    Args:
-      network, space: see `check_decisions`.
-      names: of the decisions.
-      fits: of one option of each.
-      expected: for the message.
-
-    Raises:
-      ValueError: some do not; the message has their values.
+    Raises ValueError with the values that do not, and what was expected.
     """
     lengths = [space[name].length for name in names]
     for i in range(min([length for length in lengths if length is not None], default=1)):
-        of_position = [
-            space[name].options_at(0 if length is None else i)
-            for name, length in zip(names, lengths, strict=True)
-        ]
+        places = [0 if length is None else i for length in lengths]
+        of_position = [space[name].options_at(place) for name, place in zip(names, places, strict=True)]
         for options in itertools.product(*of_position):
             if not fits(*options):
                 given = " and ".join(f"{n!r} with {x!r}" for n, x in zip(names, options, strict=True))

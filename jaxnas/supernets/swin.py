@@ -18,61 +18,25 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxnas.checks import check_counts, check_numbers
-from jaxnas.elastic.attention import products, skew
+from jaxnas.elastic import layers
+from jaxnas.elastic.attention import products
 from jaxnas.elastic.decisions import Decisions
-from jaxnas.elastic.layers import (
-    Dense,
-    Initializer,
-    LayerNorm,
-    Mlp,
-    PatchEmbed,
-    drop_branch,
-    normal,
-    normalize,
-    trunc_normal,
-)
 from jaxnas.elastic.loop import run_layer
 from jaxnas.elastic.parameter import gated_macs, parameter, record_macs
 from jaxnas.elastic.switch import run
 from jaxnas.elastic.width import Width, combine, fixed, width
-from jaxnas.space import Space, check_space
-from jaxnas.supernets.schema import (
-    RATIO,
-    Needs,
-    check_decisions,
-    check_fit,
-    check_images,
-    check_multiple,
-)
+from jaxnas.space import Arch, Space, check_space
+from jaxnas.supernets import schema
+from jaxnas.supernets.layers import relative_bias
 
 OF_BLOCK = ("window", "num_heads", "mlp_ratio", "qkv_dim")
-
-
-def relative_bias(table: jax.Array) -> jax.Array:
-    """The bias of attention logits for each query and key of a window.
-
-    Args:
-      table: [2 * window - 1, 2 * window - 1, heads], by the key's row and column less those of the query; the
-        middle is for a token and itself.
-
-    Returns:
-      [heads, query row, query column, key row, key column]. That of a smaller window is a prefix of it.
-    """
-    offsets, _, heads = table.shape
-    size = (offsets + 1) // 2
-    by_row = table.transpose(2, 1, 0)[:, None]  # [heads, 1, column offset, row offset]
-    by_row = skew(jnp.broadcast_to(by_row, (heads, size, offsets, offsets)))
-    by_column = by_row.transpose(0, 1, 3, 2)[:, :, None]  # [heads, query row, 1, key row, column offset]
-    return skew(jnp.broadcast_to(by_column, (heads, size, size, size, offsets)))
 
 
 def visible_tokens(side: int, window: int, shift: int) -> jax.Array:
     """Which tokens of its window a token may see, on a map [side, side] that is shifted up and to the left.
 
-    The last windows then have tokens of opposite edges of the map, which do not see each other.
-
-    Returns:
-      bool [windows, T, T].
+    The last windows then have tokens of opposite edges of the map, which do not see each other. Returns bool
+    [windows, T, T].
     """
     moved = (np.arange(side) >= side - shift).astype(np.int32).reshape(-1, window)
     # [rows of windows, columns of windows, window, window]
@@ -126,7 +90,7 @@ class _NormalizedDense:
     def __call__(self, x: jax.Array, *weights: jax.Array) -> jax.Array:
         norm_scale, norm_bias, kernel, *bias = weights
         rows = x.reshape(x.shape[0], -1)
-        rows = normalize(rows, norm_scale.reshape(-1), norm_bias.reshape(-1), 1e-5, self.dtype)
+        rows = layers.normalize(rows, norm_scale.reshape(-1), norm_bias.reshape(-1), 1e-5, self.dtype)
         y = rows @ kernel.reshape(rows.shape[1], -1).astype(self.dtype)
         y = y.reshape(x.shape[0], *kernel.shape[2:])
         return y + bias[0].astype(self.dtype)[None] if bias else y
@@ -147,7 +111,7 @@ class NormalizedDense(nn.Module):
     parts_out: int
     use_bias: bool
     dtype: Any = jnp.float32
-    kernel_init: Initializer | None = None
+    kernel_init: layers.Initializer | None = None
 
     @nn.compact
     def __call__(
@@ -164,26 +128,16 @@ class NormalizedDense(nn.Module):
         inner, outer = (fixed(self.parts_in), width_in), (fixed(self.parts_out), width_out)
         ones, zeros = nn.initializers.ones, nn.initializers.zeros
         by_inputs = nn.initializers.lecun_normal(in_axis=(0, 1), out_axis=(2, 3))
-        weights = [
-            declare("norm_scale", ones, inner),
-            declare("norm_bias", zeros, inner),
-            declare("kernel", self.kernel_init or by_inputs, (*inner, *outer)),
-            *([declare("bias", zeros, outer)] if self.use_bias else []),
-        ]
+        weights = [declare("norm_scale", ones, inner), declare("norm_bias", zeros, inner)]
+        weights.append(declare("kernel", self.kernel_init or by_inputs, (*inner, *outer)))
+        weights += [declare("bias", zeros, outer)] if self.use_bias else []
         rows = x.shape[1] * x.shape[2]
         of_parts = rows * self.parts_in * self.parts_out
         record_macs(self, gated_macs(gate, lambda i, o: of_parts * i * o, width_in, width_out))
-        axes = "rows from in, from in, from in, from in to out"
-        axes += ", to out -> rows to out" if self.use_bias else " -> rows to out"
-        y = run(
-            _NormalizedDense(self.dtype),
-            axes,
-            {"in": width_in, "out": width_out},
-            x.reshape(-1, *x.shape[3:]),
-            *weights,
-            gate=gate,
-            maskable=("out",),
-        )
+        bias = ", to out" if self.use_bias else ""
+        axes = f"rows from in, from in, from in, from in to out{bias} -> rows to out"
+        operands, widths = (x.reshape(-1, *x.shape[3:]), *weights), {"in": width_in, "out": width_out}
+        y = run(_NormalizedDense(self.dtype), axes, widths, *operands, gate=gate, maskable=("out",))
         return y.reshape(*x.shape[:3], *y.shape[1:])
 
 
@@ -202,55 +156,43 @@ class Block(nn.Module):
 
     @nn.compact
     def __call__(
-        self,
-        x: jax.Array,
-        embed: Width,
-        *,
-        window: Width,
-        heads: Width,
-        qkv: Width,
-        hidden: Width,
-        gate: Width,
-        drop_path_rate: float | None = None,
+        self, x: jax.Array, embed: Width, sizes: dict[str, Width], *, drop_path_rate: float | None = None
     ) -> jax.Array:
         """Maps x [B, H, W, embed maximum] to the same shape, zero beyond the active width.
 
         Args:
           x: maps with zeros beyond `embed`.
-          embed, qkv, hidden: active widths: of x, of queries, keys and values of all heads together, and of
-            the MLP.
-          window: height and width of the windows.
-          heads: number of heads, which divides `qkv`.
-          gate: 0 where the block is skipped.
+          embed: active width of x.
+          sizes: the others, as `block_widths` makes them.
           drop_path_rate: of each of the two branches; None drops nothing.
         """
-        common = dict(dtype=self.dtype, kernel_init=normal(self.init_std))
+        window, heads, qkv, hidden, gate = sizes.values()
+        common = dict(dtype=self.dtype, kernel_init=layers.normal(self.init_std))
         y = NormalizedDense(1, 3, use_bias=True, name="qkv", **common)(x[..., None, :], embed, qkv, gate=gate)
         y = self._attend(y, window, heads, qkv, gate)
-        y = Dense(name="projection", **common)(y, qkv, embed, gate=gate)
-        x = x + drop_branch(self, y, drop_path_rate)
-        norm = LayerNorm(dtype=self.dtype, name="mlp_norm")(None, embed, gate=gate)
-        y = Mlp(name="mlp", **common)(x, embed, hidden, gate=gate, norm=norm)
-        return x + drop_branch(self, y, drop_path_rate)
+        y = layers.Dense(name="projection", **common)(y, qkv, embed, gate=gate)
+        x = x + layers.drop_branch(self, y, drop_path_rate)
+        norm = layers.LayerNorm(dtype=self.dtype, name="mlp_norm")(None, embed, gate=gate)
+        y = layers.Mlp(name="mlp", **common)(x, embed, hidden, gate=gate, norm=norm)
+        return x + layers.drop_branch(self, y, drop_path_rate)
 
     def _attend(self, x: jax.Array, window: Width, heads: Width, qkv: Width, gate: Width) -> jax.Array:
         """From queries, keys and values [B, H, W, 3, Q] to [B, H, W, Q]."""
         offsets = Width(combine(lambda size: 2 * size - 1, window.table), window.values)
-        axes = (offsets, offsets, heads)
-        table = parameter(self, "relative_bias", trunc_normal, axes, gate=gate, centered=(0, 1))
+        declared = dict(gate=gate, centered=(0, 1))
+        table = parameter(self, "relative_bias", layers.trunc_normal, (offsets, offsets, heads), **declared)
         dim = Width(combine(lambda q, h: q // h, qkv.table, heads.table), {**qkv.values, **heads.values})
         tokens = x.shape[1] * x.shape[2]
         record_macs(self, gated_macs(gate, lambda size, q: 2 * tokens * size**2 * q, window, qkv))
-        return run(
-            _WindowAttention(self.shifted, self.dtype),
-            "batch rows columns three qkv, heads window window window window, ... -> batch rows columns qkv",
-            {"window": window, "heads": heads, "qkv": qkv},
-            x,
-            relative_bias(table),
-            jax.lax.rsqrt(jnp.sum(dim.mask())),  # of the active number of channels
-            gate=gate,
-            maskable=("qkv",),
+        operands = x, relative_bias(table), jax.lax.rsqrt(jnp.sum(dim.mask()))  # of the active channels
+        axes = (
+            "batch rows columns three qkv, heads window window window window, ... -> batch rows columns qkv"
         )
+        widths, attention = (
+            dict(window=window, heads=heads, qkv=qkv),
+            _WindowAttention(self.shifted, self.dtype),
+        )
+        return run(attention, axes, widths, *operands, gate=gate, maskable=("qkv",))
 
 
 class Swin(nn.Module):
@@ -262,12 +204,10 @@ class Swin(nn.Module):
     sizes are read from the space. Every other block of a stage shifts its windows by half of their size, and
     a window as large as the map is not shifted.
 
-    With a space of a single architecture it is that plain network: every size is static and nothing is
-    chosen, sliced or masked at run time. That is what `jaxnas.extract` returns.
+    With a space of a single architecture it is that plain network, which is what `jaxnas.extract` returns.
 
-    A window has to divide its map, as in the authors' code, which pads nothing. A window that is larger than
-    its map is refused. The authors' code makes it as large as the map instead, but then two options of a
-    space would be the same network.
+    A window has to divide its map, as in the authors' code, which pads nothing. One that is larger than its
+    map is refused. Theirs becomes as large as the map, but then two options would be the same network.
 
     Attributes:
       space: the search space.
@@ -296,9 +236,12 @@ class Swin(nn.Module):
         check_counts(self, "image_size", "patch_size", "num_classes")
         check_numbers(self, "drop_path_rate", least=0, below=1)
         stages = range(1, self._stages + 1)
-        needs = {f"{name}_{i}": one for i in stages for name, one in _needs(f"depth_{i}").items()}
-        check_decisions("Swin", self.space, needs, "jaxnas.spaces.swin(...)")
-        check_multiple("Swin: image_size", self.image_size, self.patch_size * 2 ** (self._stages - 1))
+        needs = {f"{name}_{i}": schema.Needs() for i in stages for name in ("depth", "embed_dim")}
+        for i in stages:
+            needs |= {f"{name}_{i}": schema.Needs(times=f"depth_{i}") for name in OF_BLOCK}
+            needs[f"mlp_ratio_{i}"] = dataclasses.replace(schema.RATIO, times=f"depth_{i}")
+        schema.check_decisions("Swin", self.space, needs, "jaxnas.spaces.swin(...)")
+        schema.check_multiple("Swin: image_size", self.image_size, self.patch_size * 2 ** (self._stages - 1))
         for stage in stages:
             _check_sizes(self.space, stage, self._side(stage))
 
@@ -311,33 +254,29 @@ class Swin(nn.Module):
         return self.image_size // self.patch_size // 2 ** (stage - 1)
 
     @nn.compact
-    def __call__(
-        self, images: jax.Array, arch: dict[str, jax.Array] | None = None, *, train: bool = False
-    ) -> jax.Array:
+    def __call__(self, images: jax.Array, arch: Arch | None = None, *, train: bool = False) -> jax.Array:
         """Classifies images with the sub-network `arch`.
 
         Args:
           images: float [B, image_size, image_size, channels].
-          arch: architecture of the space, hard or soft (weights that sum to 1); not needed if the space has
-            only one.
+          arch: architecture of the space, hard or soft; not needed if the space has only one.
           train: whether drop path is on (needs the "dropout" random stream).
 
         Returns:
           float32 logits [B, num_classes].
         """
-        check_images("Swin", images, self.image_size)
+        schema.check_images("Swin", images, self.image_size)
         decisions = Decisions(self.space, arch, initializing=self.is_initializing())
-        embeds = [
-            width(int, decisions[f"embed_dim_{stage}"], axis="embed") for stage in range(1, self._stages + 1)
-        ]
-        depths = [int(self.space[f"depth_{stage}"].table.max()) for stage in range(1, self._stages + 1)]
+        stages = range(1, self._stages + 1)
+        embeds = [width(int, decisions[f"embed_dim_{stage}"], axis="embed") for stage in stages]
+        depths = [int(self.space[f"depth_{stage}"].table.max()) for stage in stages]
         # Rising over all stored blocks, whatever runs.
         rates = iter(np.linspace(0, self.drop_path_rate, sum(depths)).tolist())
         drops = train and self.drop_path_rate > 0
 
         side, dtype = self._side(1), self.dtype
-        x = PatchEmbed(self.patch_size, dtype, name="patch_embed")(images, embeds[0])
-        x = LayerNorm(dtype=dtype, name="patch_norm")(x, embeds[0], max_branches=1)
+        x = layers.PatchEmbed(self.patch_size, dtype, name="patch_embed")(images, embeds[0])
+        x = layers.LayerNorm(dtype=dtype, name="patch_norm")(x, embeds[0], max_branches=1)
         x = x.reshape(-1, side, side, embeds[0].maximum)  # [B, H, W, E]
         for stage, (embed, depth) in enumerate(zip(embeds, depths, strict=True), 1):
             if stage > 1:
@@ -348,32 +287,28 @@ class Swin(nn.Module):
                 rate = next(rates) if drops else None
                 call = functools.partial(_call, embed, sizes, rate)
                 x = run_layer(call, block, x, remat=self.remat, gate=sizes["gate"])
-        x = LayerNorm(dtype=dtype, name="norm")(x, embeds[-1], max_branches=1)
+        x = layers.LayerNorm(dtype=dtype, name="norm")(x, embeds[-1], max_branches=1)
         x = x.mean(axis=(1, 2))  # [B, E]
         classes = fixed(self.num_classes, "classes")
-        head = Dense(dtype=dtype, kernel_init=trunc_normal, name="head")(
-            x, embeds[-1], classes, max_branches=1
-        )
-        return head.astype(jnp.float32)
+        head = layers.Dense(dtype=dtype, kernel_init=layers.trunc_normal, name="head")
+        return head(x, embeds[-1], classes, max_branches=1).astype(jnp.float32)
 
     def _merge(self, x: jax.Array, stage: int, width_in: Width, width_out: Width) -> jax.Array:
         """Merges each 2 x 2 patches of x [B, 2 H, 2 W, in] into one: [B, H, W, out]."""
         side = self._side(stage)
         x = x.reshape(-1, side, 2, side, 2, x.shape[-1]).transpose(0, 1, 3, 4, 2, 5)
         x = x.reshape(-1, side, side, 4, x.shape[-1])  # column by column, as in the authors' code
-        init = normal(self.init_std)
-        merge = NormalizedDense(
-            4, 1, use_bias=False, dtype=self.dtype, kernel_init=init, name=f"merge_{stage}"
-        )
+        common = dict(dtype=self.dtype, kernel_init=layers.normal(self.init_std))
+        merge = NormalizedDense(4, 1, use_bias=False, name=f"merge_{stage}", **common)
         return merge(x, width_in, width_out)[..., 0, :]
 
 
 def _call(embed: Width, sizes: dict[str, Width], rate: float | None, block: Block, x: jax.Array) -> jax.Array:
-    return block(x, embed, **sizes, drop_path_rate=rate)
+    return block(x, embed, sizes, drop_path_rate=rate)
 
 
 def block_widths(decisions: Decisions, stage: int, number: int) -> dict[str, Width]:
-    """The active sizes of one block of a stage, as `Block` takes them."""
+    """The active sizes of one block of a stage: of windows, heads, queries (all heads), the MLP; its gate."""
     window, heads, ratio, qkv = (decisions[f"{name}_{stage}", number] for name in OF_BLOCK)
     return {
         "window": width(int, window),
@@ -384,19 +319,12 @@ def block_widths(decisions: Decisions, stage: int, number: int) -> dict[str, Wid
     }
 
 
-def _needs(depth: str) -> dict[str, Needs]:
-    """The needs of a stage, whose number of blocks is this decision."""
-    sizes, of_block = ("depth", "embed_dim"), dict.fromkeys(OF_BLOCK, Needs(times=depth))
-    ratio = {"mlp_ratio": dataclasses.replace(RATIO, times=depth)}
-    return dict.fromkeys(sizes, Needs()) | of_block | ratio
-
-
 def _check_sizes(space: Space, stage: int, side: int) -> None:
     """Checks that the sizes of a stage, whose maps have this height and width, fit each other."""
     window, heads, ratio, qkv = (f"{name}_{stage}" for name in OF_BLOCK)
     fitting = [size for size in range(1, side + 1) if side % size == 0]
     divides = f"a window that divides the maps of {side} x {side}, of {fitting}"
-    check_fit("Swin", space, [window], lambda size: side % size == 0, divides)
-    check_fit("Swin", space, [qkv, heads], lambda q, h: q % h == 0, "widths that the heads divide")
+    schema.check_fit("Swin", space, [window], lambda size: side % size == 0, divides)
+    schema.check_fit("Swin", space, [qkv, heads], lambda q, h: q % h == 0, "widths that the heads divide")
     embed = f"embed_dim_{stage}"
-    check_fit("Swin", space, [embed, ratio], lambda e, r: int(e * r) > 0, "a hidden channel at least")
+    schema.check_fit("Swin", space, [embed, ratio], lambda e, r: int(e * r) > 0, "a hidden channel at least")

@@ -9,8 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import promises
 import pytest
-import test_autoattend
-import test_dartformer
+import small_attention
 import tiers
 from small_nets import (
     CLASSES,
@@ -83,8 +82,8 @@ class Case(NamedTuple):
 @functools.cache
 def case_of(name):
     if name in AUTOATTEND:
-        net, inputs = test_autoattend.net_of(name), test_autoattend.inputs_of(name)
-        return Case(net, test_autoattend.variables_of(name), inputs, [])
+        net, inputs = small_attention.autoattend(name), small_attention.inputs_of(name)
+        return Case(net, small_attention.variables_of(name), inputs, [])
     if name == "swin":
         net = supernets.Swin(spaces.swin(**SWIN), 8, 2, CLASSES, drop_path_rate=0.2)
         return Case(net, {"params": random_params(net)}, normal(*SHAPE), [])
@@ -312,8 +311,7 @@ def test_one_hot_is_hard_and_nearly_one_hot_is_nearly_hard(name):
 def remat_case(name):
     """A network, its variables and inputs, and an architecture: soft only where that is little to compile."""
     if name == "DARTFormer":
-        net = test_dartformer.net_of(layers=2)
-        texts = test_dartformer.TEXTS
+        net, texts = small_attention.dartformer(layers=2), small_attention.TEXTS
         return net, promises.positive_variables(net, texts), texts, net.space.soften(sample(net.space, 0))
     case = case_of(name)
     depth = "depth" if name == "narrow" else "depth_1"

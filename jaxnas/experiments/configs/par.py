@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxnas import latency, runs, spaces, supernets, tasks
 from jaxnas.experiments import Config
 from jaxnas.recipes import Relaxed
-from jaxnas.supernets.transformer_xl_blocks import Context
+from jaxnas.supernets.transformer_xl.blocks import Context
 from jaxnas.training import Training
 
 
