@@ -5,12 +5,15 @@ from typing import TYPE_CHECKING, Any
 
 from jaxnas import elastic, latency, search, spaces, testing
 from jaxnas.artifacts import export_subnet, load_subnet, save_subnet
+from jaxnas.axes.groups import analyze
 from jaxnas.calibration import calibrate
 from jaxnas.choice import Choice
 from jaxnas.cost import cost
 from jaxnas.space import Space
 from jaxnas.subnet import Subnet, extract, init
-from jaxnas.transform import Depth, Size, Skip, analyze, order, rank_modules, supernet
+from jaxnas.transform.order import order, rank_modules
+from jaxnas.transform.places import Depth, Size, Skip
+from jaxnas.transform.supernet import supernet
 from jaxnas.weights import carry_weights
 
 if TYPE_CHECKING:

@@ -15,6 +15,7 @@ from jax.sharding import Mesh
 
 from jaxnas import network
 from jaxnas.annotations import Annotations
+from jaxnas.axes.groups import analyze
 from jaxnas.checks import check_counts
 from jaxnas.choice import Choice
 from jaxnas.cost import Cost, table_cost
@@ -25,7 +26,8 @@ from jaxnas.hf.checkpoint import Config, with_layers
 from jaxnas.hf.decoder import Decoder
 from jaxnas.hf.names import Module
 from jaxnas.inputs import one_example
-from jaxnas.transform import Skip, analyze, order, supernet
+from jaxnas.transform.order import order
+from jaxnas.transform.places import Skip
 from jaxnas.transform.rebuild import rebuilt
 from jaxnas.transform.supernet import Supernet
 

@@ -296,7 +296,7 @@ def make_watch(setup: Setup) -> Callable[[TrainState], dict[str, Any]]:
     role = "validation" if recipe.watches == "network" else "search"
     if role not in task.sizes:
         return lambda state: {}
-    evaluate = make_evaluator(task, net, role, mesh=setup.mesh)
+    evaluate = make_evaluator(task, net, role, limit=setup.training.evaluate_limit, mesh=setup.mesh)
     if recipe.watches == "network":
 
         def network(state: TrainState) -> dict[str, Any]:

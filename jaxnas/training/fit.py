@@ -166,6 +166,8 @@ def _train(
                     record({"step": done, "split": "train", **values})
                     store.write(LAPS, {"step": done, **clock.lap()})
                     shown.update(done, {name: values[name] for name in _SHOWN if name in values})
+            if not logs:
+                shown.update(done)
             score = None
             if done % training.every("evaluate") == 0 or last:
                 with clock.part("evaluation"):

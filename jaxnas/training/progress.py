@@ -53,12 +53,14 @@ class Progress:
             self._every = self._patience = every
         self._marks: collections.deque[tuple[float, int]] = collections.deque(maxlen=20)  # shown
         self._width, self._shown = 0, is_first()
+        self._metrics: Mapping[str, float] = {}
         self._begun, self._lock = threading.Event(), threading.Lock()  # of the first update
 
     def update(self, step: int, metrics: Mapping[str, float] | None = None) -> None:
-        """Shows that `step` is done, and metrics beside it (reading them waits for them)."""
+        """Shows that `step` is done, and the last given metrics beside it (reading them waits for them)."""
         with self._lock:
             self._begun.set()
+        self._metrics = metrics or self._metrics
         self._step, now = step, self._clock()
         due = not self._marks or now - self._marks[-1][0] >= self._every
         if not self._shown or (not due and step < self._total):
@@ -70,7 +72,7 @@ class Progress:
             rate = (step - first_step) / (now - first)
             left = duration((self._total - step) / rate)
             parts += [f"{rate:.3g}/s" if rate < 100 else f"{rate:.0f}/s", f"{left} left"]
-        parts += [f"{name} {float(value):.4g}" for name, value in (metrics or {}).items()]
+        parts += [f"{name} {float(value):.4g}" for name, value in self._metrics.items()]
         self._write("  ".join(parts))
 
     def __enter__(self) -> Self:

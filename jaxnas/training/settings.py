@@ -16,7 +16,7 @@ from jaxnas.training.mesh import make_mesh
 SETTINGS = "training.json"  # of a complete training, for the page of its search
 # Settings that do not affect the weights.
 FREE = ("devices", "model_devices", "log_every", "evaluate_every", "checkpoint_every", "steps_per_call")
-FREE += ("prefetch",)
+FREE += ("evaluate_limit", "prefetch")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -38,6 +38,7 @@ class Training:
       average: decay of an average of the parameters that evaluations use, as 0.999; 0 for none.
       log_every: steps between two records of the training metrics.
       evaluate_every: steps between two evaluations; None for a tenth of all steps.
+      evaluate_limit: batches of such an evaluation, a fixed random part of its role; None for all.
       checkpoint_every: steps between two checkpoints; None for a tenth of all steps.
       steps_per_call: steps in one compiled call; fewer where something is recorded first.
       prefetch: how many batches are made and brought to the devices ahead of their step, in a thread; 0
@@ -61,6 +62,7 @@ class Training:
     average: float = 0.0
     log_every: int = 50
     evaluate_every: int | None = None
+    evaluate_limit: int | None = None
     checkpoint_every: int | None = None
     steps_per_call: int = 1
     prefetch: int = 2
@@ -70,9 +72,8 @@ class Training:
     def __post_init__(self) -> None:
         group = "training"
         check_counts(self, "steps", "log_every", "steps_per_call", "model_devices", group=group)
-        check_counts(
-            self, "batch_size", "evaluate_every", "checkpoint_every", "devices", none=True, group=group
-        )
+        whole = ("batch_size", "evaluate_every", "evaluate_limit", "checkpoint_every", "devices")
+        check_counts(self, *whole, none=True, group=group)
         check_counts(self, "skip_not_finite", "prefetch", least=0, group=group)
         check_counts(self, "warmup_steps", least=0, none=True, group=group)
         check_numbers(self, "learning_rate", "weight_decay", "l2", least=0, group=group)

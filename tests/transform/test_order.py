@@ -11,8 +11,7 @@ import pytest
 import refusals
 from jax import lax
 
-from jaxnas import Choice
-from jaxnas.transform import Depth, analyze, order, rank_modules, supernet
+from jaxnas import Choice, Depth, analyze, order, rank_modules, supernet
 
 IMAGES = jax.random.normal(jax.random.key(0), (8, 6, 6, 2))
 LABELS = jnp.arange(8) % 3

@@ -10,7 +10,9 @@ from jaxnas.recipes import Distillation, Sandwich
 from jaxnas.training import Training
 
 _KL = Distillation(divergence="kl")
-_DISTILLING = Training(steps=300, batch_size=1, learning_rate=1e-4, warmup_steps=20, checkpoint_every=100)
+_DISTILLING = Training(
+    steps=300, batch_size=1, learning_rate=1e-4, warmup_steps=20, evaluate_limit=2, checkpoint_every=100
+)
 
 DECODER = Config(
     name="shrink_decoder",
