@@ -29,7 +29,7 @@ from jaxnas.inputs import one_example
 from jaxnas.transform.order import order
 from jaxnas.transform.places import Skip
 from jaxnas.transform.rebuild import rebuilt
-from jaxnas.transform.supernet import Supernet
+from jaxnas.transform.supernet import Supernet, supernet
 
 _PARTS = ("attention", "mlp", "layers")
 # Names of groups in an attention. Axes of size one belong to no group, and what is left has another name.
