@@ -123,6 +123,31 @@ def test_a_kernel_is_carried_at_its_center():
     assert found.new == ("params/conv/kernel",)
 
 
+class Plain(nn.Module):
+    """A network that knows nothing of jaxnas."""
+
+    size: int
+    width: int
+
+    @nn.compact
+    def __call__(self, x, train=False):
+        return nn.Dense(3)(nn.Conv(self.width, (self.size, self.size), name="conv")(x).mean((1, 2)))
+
+
+def test_a_kernel_of_a_transformed_network_is_carried_at_its_center():
+    nets, variables = [], []
+    for seed, sizes, widths in ((0, (1, 3), (2, 4)), (1, (3, 5), (4, 6))):
+        module, images = Plain(sizes[-1], widths[-1]), jnp.ones(SHAPE)
+        groups = jaxnas.analyze(module, module.init(jax.random.key(seed), images), images)
+        choices = {"conv/kernel": Choice(*sizes), "conv/channels": Choice(*widths)}
+        nets.append(jaxnas.supernet(groups, choices, form="masked", verify=False))
+        variables.append(groups.model.variables)
+    grown = jaxnas.carry_weights(nets[0], variables[0], nets[1], variables[1], SHAPE).variables
+    large, small = (x["params"]["conv"]["kernel"] for x in (grown, variables[0]))
+    np.testing.assert_array_equal(large[1:4, 1:4, :, :4], small)
+    assert not np.array_equal(large, variables[1]["params"]["conv"]["kernel"])
+
+
 class Other(Base):
     def layers(self, x, size, width):
         return elastic.Dense(name="dense")(x.mean((1, 2)), elastic.fixed(1), width)
