@@ -18,8 +18,8 @@ METADATA = setup.cfg pyproject.toml $(CONSTRAINTS)
 
 help:
 	@echo "make demo   trains a supernet on real images, searches it and writes runs/demo/report.html"
-	@echo "make test   checks style and types, then runs the quick tests (7 to 10 minutes)"
-	@echo "make test-all      checks style and types, then runs all tests but the nightly ones (half an hour)"
+	@echo "make test   checks style and types, then runs the quick tests (5 minutes)"
+	@echo "make test-all      checks style and types, then runs all tests but the nightly ones (25 minutes)"
 	@echo "make test-nightly  runs what is left: clusters, buckets, several processes, all pairs (an hour)"
 	@echo "make lint   checks style and types only"
 	@echo "make clean  removes $(VENV) and every cache, of compiled programs too (runs/ stays)"
