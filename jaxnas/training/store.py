@@ -148,7 +148,7 @@ def check_unchanged(path: files.Path, digest: str | None, written: bytes | None 
     path = files.as_path(path)
     if digest is None or not path.exists():
         return
-    if files.digest(path if written is None else written) != digest:
+    if files.digest(path.read_bytes() if written is None else written) != digest:
         raise ValueError(
             f"{path} is not what the training wrote up to its last checkpoint: lines were lost or changed. "
             "Restore the file, or delete it to resume without those records."

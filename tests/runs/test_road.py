@@ -115,7 +115,7 @@ def test_every_method_and_retraining_runs_on_every_task(recipe, kind, every, tmp
     lab = runs.Lab(tmp_path, alone=TRAINING, mesh=mesh, costs=costs)
     side_by_side = len(space) == 1 and next(iter(space.choices.values())).length is not None
     impossible = {"replacements": "regression"} if kind == "table" else {}  # classes have a divergence
-    impossible |= {} if made.watches == "probabilities" else {"argmax": "argmax"}
+    impossible |= {} if made.watches == "probabilities" else {"argmax": "Argmax"}
     impossible |= {} if side_by_side else {"pruning": "Choice", "strongest": "Choice"}
     found = {}
     for method in METHODS if every else (*USUAL, *FURTHER.get(kind, ())):
