@@ -18,7 +18,7 @@ import numpy as np
 from jaxnas.counting import Element
 from jaxnas.search import bounds as bounds_lib
 from jaxnas.search.proposals import propose
-from jaxnas.search.strategy import State, Strategy
+from jaxnas.search.strategy import State, Strategy, canonical
 from jaxnas.space import Arch, Space
 
 try:
@@ -54,19 +54,18 @@ def to_study(
     Raises:
       ValueError: a line or the study is of another space.
     """
-    lines, limits = list(history), bounds_lib.normalize(bounds)
-    trials = [_trial(space, line, limits) for line in lines]
+    limits, known = bounds_lib.normalize(bounds), _distributions(space)
+    trials = [_trial(space, known, line, limits) for line in history]
     if study is None:
         counts = {len(trial.values) for trial in trials if trial.values}
         study = optuna.create_study(directions=["maximize"] * max(counts, default=1))
-    check_study(space, study)
+    _check_study(study, known)
     study.add_trials(trials)
     return study
 
 
-def check_study(space: Space, study: optuna.Study) -> None:
-    """Raises ValueError if a study has parameters that are not decisions of a space."""
-    known = {_name(space, element): distribution(space, element) for element in space.elements}
+def _check_study(study: optuna.Study, known: Mapping[str, BaseDistribution]) -> None:
+    """Raises ValueError if a study has parameters that are not decisions of the space."""
     for trial in study.get_trials(deepcopy=False):
         for name, given in trial.distributions.items():
             if known.get(name) != given:
@@ -77,35 +76,48 @@ def check_study(space: Space, study: optuna.Study) -> None:
                 )
 
 
-def distribution(space: Space, element: Element) -> BaseDistribution:
-    """The distribution of an element: integers where its options are evenly spaced, categories elsewhere."""
-    options = space[element[0]].options_at(element[1])
-    numbers = [option for option in options if isinstance(option, int)]
-    steps = set(np.diff(numbers).tolist())
-    if len(numbers) == len(options) and len(steps) == 1 and min(steps) > 0:
-        return IntDistribution(numbers[0], numbers[-1], step=min(steps))
-    return CategoricalDistribution(options)
-
-
 def _name(space: Space, element: Element) -> str:
     return element[0] if space[element[0]].length is None else f"{element[0]}[{element[1]}]"
 
 
-def _trial(space: Space, line: Mapping[str, Any], limits: bounds_lib.Bounds) -> FrozenTrial:
+def _distributions(space: Space) -> dict[str, BaseDistribution]:
+    """The distributions of all parameters: integers where options are evenly spaced, else categories."""
+    found: dict[str, BaseDistribution] = {}
+    for name, position in space.elements:
+        options = space[name].options_at(position)
+        numbers = [option for option in options if isinstance(option, int)]
+        steps = set(np.diff(numbers).tolist())
+        even = len(numbers) == len(options) and len(steps) == 1 and min(steps) > 0
+        found[_name(space, (name, position))] = (
+            IntDistribution(numbers[0], numbers[-1], step=min(steps))
+            if even
+            else CategoricalDistribution(options)
+        )
+    return found
+
+
+def _trial(
+    space: Space,
+    known: Mapping[str, BaseDistribution],
+    line: Mapping[str, Any],
+    limits: bounds_lib.Bounds = (),
+) -> FrozenTrial:
     """An evaluation, a line of a history, as a trial that ended."""
-    arch = {name: np.asarray(x) for name, x in space.from_dict(line["architecture"]).items()}
+    params: dict[str, Any] = {}
+    for name, value in space.to_dict(space.from_dict(line["architecture"])).items():
+        row = enumerate(value) if isinstance(value, list) else [(0, value)]
+        params |= {_name(space, (name, at)): option for at, option in row if option is not None}
     scores = [x for x in np.atleast_1d(line["score"]) if x is not None and np.isfinite(x)]
     costs = {
         name: value
         for name, value in line.items()
         if isinstance(value, int | float) and name not in ("index", "generation", "score")
     }
-    elements = [element for element in space.elements if _is_active(space, arch, element)]
     return optuna.trial.create_trial(
         state=TrialState.COMPLETE if scores else TrialState.FAIL,
         values=[float(x) for x in scores] or None,
-        params={_name(space, element): _option(space, arch, element) for element in elements},
-        distributions={_name(space, element): distribution(space, element) for element in elements},
+        params=params,
+        distributions={name: known[name] for name in params},
         user_attrs={"strategy": line["strategy"], "generation": line["generation"], **costs},
         system_attrs={_CONSTRAINTS: _violations(limits, line)} if limits else {},
     )
@@ -117,18 +129,6 @@ def _violations(limits: bounds_lib.Bounds, costs: Mapping[str, Any]) -> list[flo
     return above + [float(low - costs[name]) for name, low, _ in limits if low is not None]
 
 
-def _is_active(space: Space, arch: Mapping[str, np.ndarray], element: Element) -> bool:
-    return all(
-        int(arch[name].reshape(-1)[position]) in allowed and _is_active(space, arch, (name, position))
-        for (name, position), allowed in space.elements[element]
-    )
-
-
-def _option(space: Space, arch: Mapping[str, np.ndarray], element: Element) -> Any:
-    name, position = element
-    return space[name].options_at(position)[int(arch[name].reshape(-1)[position])]
-
-
 class _Asked:
     """A study that a sampler proposes from, and the trials whose scores it awaits, by code."""
 
@@ -137,25 +137,26 @@ class _Asked:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self.study = optuna.create_study(direction="maximize", sampler=sampler)
         optuna.logging.set_verbosity(verbosity)
-        self.space = space
+        self.space, self.distributions = space, _distributions(space)
         self.waiting: dict[bytes, Trial] = {}
         self.known: dict[bytes, float] = {}
 
     def suggest(self) -> tuple[Trial, np.ndarray]:
-        """The next trial of the sampler, and its canonical code."""
+        """The next trial of the sampler, and its code."""
         trial, space = self.study.ask(), self.space
         arch = {name: np.zeros(choice.shape, np.int32) for name, choice in space.choices.items()}
-        for element in space.elements:
-            if _is_active(space, arch, element):
-                name, position = element
-                options = space[name].options_at(position)
-                given = distribution(space, element)
-                if isinstance(given, IntDistribution):
-                    value = trial.suggest_int(_name(space, element), given.low, given.high, step=given.step)
-                else:
-                    value = trial.suggest_categorical(_name(space, element), options)
-                arch[name].reshape(-1)[position] = options.index(value)
-        return trial, np.asarray(space.encode(space.from_dict(space.to_dict(arch))), np.int32)
+        chosen: dict[Element, int] = {}  # of the active elements alone
+        for element, needs in space.elements.items():
+            if all(chosen.get(parent) in allowed for parent, allowed in needs):
+                name, (choice, position) = _name(space, element), element
+                options, given = space[choice].options_at(position), self.distributions[name]
+                value: Any = (
+                    trial.suggest_int(name, given.low, given.high, step=given.step)
+                    if isinstance(given, IntDistribution)
+                    else trial.suggest_categorical(name, options)
+                )
+                chosen[element] = arch[choice].reshape(-1)[position] = options.index(value)
+        return trial, np.asarray(space.encode(arch), np.int32)
 
     def tell(self, code: np.ndarray, score: float) -> None:
         """Tells a score, also of an architecture that the sampler did not propose."""
@@ -166,7 +167,8 @@ class _Asked:
             self.study.tell(trial, score if np.isfinite(score) else None, state=state)
         else:
             line = {"architecture": space.to_dict(space.decode(code)), "score": score}
-            self.study.add_trial(_trial(space, {**line, "strategy": "optuna", "generation": 0}, ()))
+            line |= {"strategy": "optuna", "generation": 0}
+            self.study.add_trial(_trial(space, self.distributions, line))
 
 
 @jax.tree_util.register_static
@@ -233,10 +235,11 @@ class FromOptuna(Strategy):
         """The code of a new proposal within the bounds, whose score is awaited; None if there is none."""
         for _ in range(_ATTEMPTS):
             trial, code = asked.suggest()
+            code, feasible = map(np.asarray, self._judged(code))
             key = code.tobytes()
             if key in asked.known and np.isfinite(asked.known[key]):
                 asked.study.tell(trial, asked.known[key])
-            elif key in asked.known or key in running or not self._feasible(code):
+            elif key in asked.known or key in running or key in asked.waiting or not feasible:
                 asked.study.tell(trial, state=TrialState.FAIL)
             else:
                 asked.waiting[key] = trial
@@ -244,5 +247,7 @@ class FromOptuna(Strategy):
         return None
 
     @functools.partial(jax.jit, static_argnums=0)
-    def _feasible(self, code: jax.Array) -> jax.Array:
-        return bounds_lib.feasible(self.space, self.cost, self.bounds, code[None])[0]
+    def _judged(self, code: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """The code of the architecture that stands for this one, and whether it is within the bounds."""
+        codes = canonical(self, code[None])
+        return codes[0], bounds_lib.feasible(self.space, self.cost, self.bounds, codes)[0]

@@ -105,6 +105,25 @@ def test_samplers_search_within_bounds_and_resume(sampler, tmp_path):
     assert all(values["depth"] <= 3 for values in tried)
 
 
+def test_networks_that_are_equal_are_one_proposal():
+    """The sampler's own trials get the scores, and are not replaced by random architectures."""
+    scored = []
+
+    class Watched(optuna.samplers.RandomSampler):
+        def after_trial(self, study, trial, state, values):
+            scored.append(values)
+
+    def without_kernels(arch):
+        return SPACE.canonical({**arch, "op": 0 * arch["op"]})
+
+    strategy = jaxnas.optuna.FromOptuna(SPACE, evaluations=20, sampler=Watched, canonical=without_kernels)
+    result = search.run(strategy, score, KEY)
+    tried = [str(line["architecture"]) for line in result.history]
+    assert len(set(tried)) == 20 and not any("'b'" in values for values in tried)
+    told = {values[0] for values in scored if values}
+    assert {line["score"] for line in result.history[:-1]} <= told  # the last is told when one more is asked
+
+
 def test_a_sampler_learns():
     """As a tree-structured Parzen estimator does, and random search does not."""
     space = Space(width=Choice(*range(8)).repeat(6))
