@@ -12,9 +12,8 @@ import jax
 from flax import nnx
 from flax.linen import meta
 
+from jaxnas.network import Variables
 from jaxnas.space import Arch
-
-Variables = dict[str, Any]
 
 
 class Network(nnx.Module):

@@ -118,16 +118,17 @@ def run_searches(
             else:
                 parts[path] = part
     total, left = len(every) * _SEEDS.value, sum(size for _, _, size in missing.values())
+    paths = [*missing]
     with Progress(total, total - left, label="searches") as progress:
         done = executors.as_completed(searches_lib.run, [*missing.values()], executor)
         for number, part in clock.waiting("search", done):
-            path, (_, _, size) = [*missing.items()][number]
+            path = paths[number]
             with clock.part("checkpoint"):
                 files.write_arrays(path, part)
             parts[path] = part
-            left -= size
+            left -= missing[path][-1]
             progress.update(total - left)
-    return {name: [parts[path] for path in paths] for name, paths in places.items()}
+    return {name: [parts[path] for path in own] for name, own in places.items()}
 
 
 def read_part(

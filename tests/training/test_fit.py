@@ -345,6 +345,19 @@ def test_a_network_and_a_number_of_steps_are_enough_and_what_was_given_can_be_re
     assert alone.complete and int(alone.state.step) == 2 and alone.state.recipe == ()
 
 
+def test_evaluations_during_a_training_may_be_limited(tmp_path):
+    task = dataclasses.replace(TASK, evaluation_batch_size=4)  # 16 images are searched on
+    limited = dataclasses.replace(TRAINING, evaluate_every=7, evaluate_limit=1)
+    trained, name = fit(task, NET, limited, workdir=tmp_path, seed=2), task.metrics[0].name
+    part, whole = (
+        training.make_evaluator(task, NET, "search", limit=limit, mesh=MESH)(
+            trained.variables, NET.space.largest()
+        )[name]
+        for limit in (1, None)
+    )
+    assert column(tmp_path, "search", f"largest_{name}") == [float(part)] != [float(whole)]
+
+
 def test_an_evaluation_has_the_standard_error_of_the_mean_of_its_batches():
     evaluate = training.make_evaluator(TASK, NET, "test", mesh=MESH, batch_size=6)  # 30 images
     variables, arch = jaxnas.init(NET, jax.random.key(0), TASK.inputs), NET.space.largest()

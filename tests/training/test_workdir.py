@@ -124,6 +124,12 @@ def test_progress_is_plain_lines_now_and_then_and_on_a_terminal_one_line_that_is
     text = run(terminal, label="train")
     assert text.count("\n") == 1 and text.endswith("\n")
     assert text.count("\r") == 6 and "\rtrain 6/6  0.25/s  0:00 left" in text
+    # Steps without metrics have the last ones beside them.
+    stream = io.StringIO()
+    with progress.Progress(3, stream=stream, every=0) as shown:
+        shown.update(1, {"loss": 2.0})
+        shown.update(2)
+    assert stream.getvalue().splitlines()[-1].endswith("loss 2")
     # Until the first step it says what is waited for.
     stream = io.StringIO()
     with progress.Progress(6, stream=stream, every=0.01) as shown:
