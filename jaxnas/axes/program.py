@@ -80,7 +80,7 @@ class Operation:
         return list(made) if primitive.multiple_results else [made]
 
     def handed(self, number: int, known: Sequence[Any], carried: Any = None) -> list[Any]:
-        """What is known of the operands, as of the inputs of a body; `carried` of what turns exchange."""
+        """Known values of the operands, as inputs of a body; `carried` for those that iterations exchange."""
         if self.name == "scan":
             start, stop = self.carried.start, self.carried.stop
             return [*known[:start], *[carried] * (stop - start), *known[stop:]]

@@ -48,7 +48,7 @@ class Files:
     paths: Sequence[str]
 
     def described(self) -> dict[str, Any]:
-        """What a run records of them."""
+        """The record of them in a run."""
         return {"type": "Files", "paths": self.paths}
 
     def __getitems__(self, rows: Sequence[int]) -> list[bytes]:
@@ -73,7 +73,7 @@ class Prepared:
     what: str
 
     def described(self) -> dict[str, Any]:
-        """What a run records of them."""
+        """The record of them in a run."""
         return {"type": "Prepared", "what": self.what}
 
     def __getitems__(self, rows: Sequence[int]) -> list[bytes]:
@@ -106,7 +106,7 @@ class Decoder:
     pool: concurrent.futures.Executor | None = None
 
     def described(self) -> dict[str, Any]:
-        """What a run records of it."""
+        """The record of it in a run."""
         return {"type": "Decoder", "records": self.records, "shape": self.shape}
 
     def decoded(self, rows: Sequence[int], draws: np.ndarray | None = None, scale: float = 0.0) -> np.ndarray:

@@ -31,7 +31,7 @@ ELASTIC_SCOPE = "elastic_run"  # named scope of operations whose products are re
 
 
 class StoredSpec:
-    """What annotations of stored arrays share: `axes` are tables of their sizes, `gate` of 1 where in use."""
+    """Base of annotations of stored arrays: `axes` are tables of their sizes, `gate` is 1 where in use."""
 
     @functools.cached_property
     def sizes(self: Any) -> tuple[Table, ...]:

@@ -156,7 +156,7 @@ def _fail(message: str, end: Callable[[int], Any], status: int) -> None:
 
 
 def _told(error: Exception) -> tuple[str, Callable[[int], Any], int] | None:
-    """What is said of an error, how the process ends, and its status; None of a defect."""
+    """The message for an error, the function that ends the process, and its status; None for a defect."""
     if isinstance(error, jax.errors.JaxRuntimeError):
         # A collective that another process does not answer, or JAX's notice that it is gone.
         gone = (
@@ -294,7 +294,7 @@ def bring_to_life(config: Config, workdir: pathlib.Path | None = None) -> Sessio
 
 
 def asked() -> Asked:
-    """What the flags ask for; paths begin at the root, since workers may stand in another folder."""
+    """The request of the flags; paths begin at the root, since workers may stand in another folder."""
     values = flags.FLAGS
     config, data = absolute(values.config, ".py"), values.data_dir and absolute(values.data_dir)
     return Asked(config, tuple(values.set), absolute(values.workdir), data)

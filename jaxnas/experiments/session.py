@@ -26,7 +26,7 @@ from jaxnas.tasks import Task
 from jaxnas.training.fit import restore
 from jaxnas.training.keys import stream
 
-# Settings that change no weights: a workdir may go on with others.
+# Settings that change no weights: a workdir may be resumed with others.
 FREE = ("about", "search", "distill", "retraining", "architectures", "measure", "network.remat")
 
 
@@ -170,7 +170,7 @@ def make_session(config: Config, data_dir: str | None) -> Session:
 
 @dataclasses.dataclass(frozen=True)
 class Asked:
-    """What the command line of a binary asks for, as plain values for jobs that run in any process."""
+    """The request of a command line, as plain values for jobs that run in any process."""
 
     config: str
     assignments: tuple[str, ...]

@@ -24,7 +24,7 @@ def common(table: Table, evaluations: int) -> dict[str, Any]:
 
 
 def _of(strategy: Any, **settings: Any) -> Make:
-    """What makes a strategy with these settings."""
+    """A function from a table and a number of evaluations to a strategy with these settings."""
     return lambda table, evaluations: strategy(**settings, **common(table, evaluations))
 
 
@@ -189,7 +189,7 @@ STRATEGIES: dict[str, Make] = {
 
 
 def find(name: str) -> Make:
-    """What makes a strategy from a table and a number of evaluations: a name here, or module:function."""
+    """The function from a table and a number of evaluations to a strategy, by name or module:function."""
     if ":" in name:
         return own_function("--strategies", name, "from (table, evaluations) to a strategy")
     if name not in STRATEGIES:

@@ -1,4 +1,4 @@
-"""What predictors share: transformed targets, scaled inputs, their checks, and training by gradients."""
+"""Parts that predictors share: transformed targets, scaled inputs, their checks, and gradient training."""
 
 from collections.abc import Callable
 from typing import Any

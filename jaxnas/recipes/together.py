@@ -21,7 +21,7 @@ _LARGEST_NORM = 1.0  # of the gradient of the other networks, where it is projec
 
 @dataclasses.dataclass(frozen=True)
 class Given:
-    """What all networks of a step share."""
+    """Inputs that all networks of a step share."""
 
     problem: Problem
     params: Any  # of the supernet

@@ -138,7 +138,7 @@ def read_run(workdir: str | os.PathLike) -> Run:
 
 
 def read_so_far(workdir: str | os.PathLike, result: Result) -> Run:
-    """A run that goes on: the best of the first search, else of all, is found; probabilities are the last."""
+    """An unfinished run: the best of the first search, else of all, is found; probabilities are the last."""
     run = Run(result, *_records(files.as_path(workdir), result.space.choices))
     scored = [line for line in run.history if is_number(line["score"])]
     first = [line for line in scored if result.searches and line["strategy"] == result.searches[0].name]

@@ -43,7 +43,7 @@ def _facts(workdir: str | os.PathLike) -> facts.Facts:
 
 
 def write_running(workdir: str | os.PathLike, result: Result, doing: str, reload: int | None = 5) -> None:
-    """Writes report.html of a run that goes on; the page of the finished run replaces it.
+    """Writes report.html of a running search or training; the page of the finished run replaces it.
 
     Args:
       workdir: of the run, with metrics.jsonl and search/history.jsonl as far as they were written.

@@ -317,7 +317,7 @@ def step_of(setup: Setup, where: Any = None) -> Step:
 
 
 def _problem(setup: Setup, variables: Any) -> Problem:
-    """What the recipe sees of a training; `variables` are those of the state."""
+    """The training as its recipe sees it; `variables` are those of the state."""
     task, net = setup.task, setup.net
 
     def call(of_task: Callable[[Call], Any], params: Any, arch: Any, *given: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What an architecture runs, as tables over its decisions: branches, variables in use, products.
+"""Tables over an architecture's decisions: the branches that run, the variables in use, the products.
 
 A module may have decisions itself, as which block of an `elastic.Mixture` runs. They are further inputs of
 its program. Where a branch of a `lax.cond` is chosen by a number that follows from them alone, that number is

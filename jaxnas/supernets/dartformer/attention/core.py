@@ -1,4 +1,4 @@
-"""What the mechanisms share: blocks of positions, a softmax over several sets of keys, and the module.
+"""Parts that the mechanisms share: blocks of positions, a softmax over several sets of keys, and the module.
 
 Sequences are cut into blocks of neighboring positions, and a query meets only the blocks that its
 mechanism names. The keys of one query often lie in several arrays: a window, global tokens, random blocks. A
