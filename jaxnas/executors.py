@@ -45,6 +45,9 @@ class Ray(futures_lib.Executor):
     Args:
       workers: of a new cluster on this machine; None to connect as above.
       options: of `ray.remote` for each call, such as num_cpus=1, num_gpus=0 and max_retries=3.
+
+    Raises:
+      ValueError: a call asks for more than a new cluster has, which would wait forever.
     """
 
     def __init__(self, workers: int | None = None, **options: Any) -> None:
@@ -66,6 +69,16 @@ class Ray(futures_lib.Executor):
             finally:  # Ray takes SIGTERM for a crash. Python sets handlers in the main thread alone.
                 if threading.current_thread() is threading.main_thread():
                     signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
+
+        asked = {"CPU": options.get("num_cpus", 1), "GPU": options.get("num_gpus", 0)}
+        found = self._ray.cluster_resources()
+        if self._owned and workers is not None and any(asked[name] > found.get(name, 0) for name in asked):
+            self._ray.shutdown()
+            there = {name: found.get(name, 0) for name in asked}
+            raise ValueError(
+                f"each call asks for {asked}, and the new cluster on this machine has {there}. Ask for less, "
+                "or leave out `workers` to use a running cluster."
+            )
 
         # A nested function travels by value: workers need jaxnas only for what imports it.
         def call(function: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:

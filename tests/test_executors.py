@@ -87,6 +87,10 @@ def test_ray_that_does_not_start_is_named_and_leaves_the_handler_of_sigterm_as_i
             assert signal.getsignal(signal.SIGTERM) == after
     finally:
         signal.signal(signal.SIGTERM, before)
+    small = dict(is_initialized=lambda: False, init=lambda **_: None, shutdown=lambda: None)
+    small["cluster_resources"] = lambda: {"CPU": 2.0}
+    monkeypatch.setitem(sys.modules, "ray", types.SimpleNamespace(**small))
+    refusals.check((lambda: executors.Ray(2, num_gpus=1), ValueError, "'GPU': 1", "'GPU': 0"))
     monkeypatch.setitem(sys.modules, "ray", None)  # not installed
     refusals.check((lambda: executors.Ray(), ImportError, "package ray"))
 

@@ -98,8 +98,8 @@ def executor() -> Iterator[Executor | None]:
         ray = name == "ray"
         count = os.cpu_count() or 1
         made = executors.Ray(workers, num_gpus=gpus) if ray else executors.processes(workers or count)
-    except ImportError as error:
-        raise ConfigError(f"--executor={name}: {error}") from error
+    except (ImportError, ValueError) as error:
+        raise ConfigError(f"--executor={name} --worker_gpus={gpus}: {error}") from error
     try:
         yield made
     except BrokenExecutor:  # None of the processes is left to wait for.
