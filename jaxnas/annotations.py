@@ -63,6 +63,7 @@ class _Calls:
     """The calls of modules' methods in a trace: of each its module's path, and when it counts."""
 
     made: list[tuple[Path, Table]] = dataclasses.field(default_factory=list)
+    gates: dict[Path, list[Table]] = dataclasses.field(default_factory=dict)
     within: list[Table] = dataclasses.field(default_factory=lambda: [constant(1)])
     macs: list[Table] = dataclasses.field(default_factory=list)
     recorded: dict[Path, int] = dataclasses.field(default_factory=dict)
@@ -78,6 +79,7 @@ class _Calls:
             chosen = width(lambda option: option == name, choice).table
             gate = _product(gate, chosen)
         self.made.append((module.path, gate))
+        self.gates.setdefault(module.path, []).append(gate)
         self.within.append(gate)
         with jax.named_scope(f"{_CALL}{number}"):
             outputs = call(*args, **kwargs)
@@ -91,7 +93,7 @@ class _Calls:
 
     def gate(self, path: Path) -> Table:
         """When what is stored at a path is in use: when one of the calls of its module is made."""
-        gates = list(dict.fromkeys(gate for called, gate in self.made if called == path))
+        gates = list(dict.fromkeys(self.gates.get(path, ())))
         if constant(1) in gates or not path:
             return constant(1)
         if not gates:
@@ -141,8 +143,8 @@ def annotations(net: nn.Module, inputs: Any) -> Annotations:
     inputs, name = one_example(inputs), type(net).__name__
     if hasattr(net, "annotations"):
         return net.annotations(inputs)
-    # Static, so that no branches are traced; tables are over all architectures, whichever runs.
-    arch, key = static(net.space), jax.eval_shape(lambda: jax.random.key(0))
+    # Static: no branches are traced; the largest: nothing is cut. Tables are over all architectures.
+    arch, key = static(net.space, largest=True), jax.eval_shape(lambda: jax.random.key(0))
     calls = _Calls()
 
     def apply(key: jax.Array, inputs: Any) -> Any:

@@ -13,7 +13,6 @@ import math
 from collections.abc import Callable, Hashable, Iterator
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 
 
@@ -143,10 +142,8 @@ def taps(equation: Any, axis: int, size: int | None = None) -> int:
 
 def _inner(equation: Any) -> Iterator[Any]:
     """The programs within an equation: bodies, branches, called functions."""
-    for value in jax.tree.leaves(equation.params, is_leaf=_is_program):
-        if _is_program(value):
-            yield getattr(value, "jaxpr", value)
-
-
-def _is_program(value: Any) -> bool:
-    return hasattr(value, "eqns") or hasattr(getattr(value, "jaxpr", None), "eqns")
+    for value in equation.params.values():
+        for one in value if isinstance(value, tuple | list) else (value,):
+            program = getattr(one, "jaxpr", one)
+            if hasattr(program, "eqns"):
+                yield program

@@ -96,10 +96,11 @@ class Decisions:
         return self._arch[name][:count]
 
 
-def static(space: Space) -> dict[str, np.ndarray]:
-    """The smallest architecture on the host, also where a program is traced, which nothing of it enters."""
+def static(space: Space, *, largest: bool = False) -> dict[str, np.ndarray]:
+    """The smallest or the largest architecture as NumPy arrays, also while a program is traced."""
     with jax.ensure_compile_time_eval():
-        return {name: np.asarray(x) for name, x in space.smallest().items()}
+        arch = space.largest() if largest else space.smallest()
+        return {name: np.asarray(x) for name, x in arch.items()}
 
 
 def within(value: jax.Array, sizes: np.ndarray) -> jax.Array:

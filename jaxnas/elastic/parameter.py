@@ -19,6 +19,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import errors
 from jax import lax
 
 from jaxnas.elastic.width import Decision, Joint, Table, Width, combine, constant, joint, width
@@ -139,10 +140,16 @@ def parameter(
             keys = jax.random.split(key, shape[0])
             return jax.vmap(lambda k: init(k, shape[1:], *args))(keys)
 
-    if module.has_variable("params", name) or _declares(module):
-        stored_init = nn.initializers.zeros  # asked for its shape alone, by Flax or by `jaxnas.annotations`
-    boxed = nn.with_logical_partitioning(stored_init, stored_names)
-    value: jax.Array = module.param(name, boxed, stored_shape)  # pyrefly: ignore[bad-assignment] # it unboxes
+    value: jax.Array
+    if module.has_variable("params", name):  # `Module.param` would trace the initializer for its shape
+        value = nn.meta.unbox(module.get_variable("params", name))
+        if value.shape != stored_shape:
+            raise errors.ScopeParamShapeError(name, "/".join(module.path), value.shape, stored_shape)
+    else:
+        if _declares(module):  # `jaxnas.annotations` asks for the shape alone
+            stored_init = nn.initializers.zeros
+        boxed = nn.with_logical_partitioning(stored_init, stored_names)
+        value = module.param(name, boxed, stored_shape)  # pyrefly: ignore[bad-assignment] # it unboxes
     annotate(module, name, widths, gate=gate, option=option, centered=centered)
     return value if option is None else _pick_option(choice, widths, value)
 

@@ -111,8 +111,8 @@ def run(
             return jax.tree.map(lambda y: y * factor.astype(y.dtype), outputs)
         if choice.is_soft:
             return _expected(plan, choice, operands)
-        if isinstance(index, int):
-            return _branch(plan, plan.branch_of[index], index, operands, _return)
+        if isinstance(index, int) and len(rows) > 1:
+            return _static(plan, index, *operands)
         if len(plan.branches) == 1:
             return _branch(plan, 0, index, operands, _return)
         return _switched(plan, index, *operands)
@@ -143,6 +143,12 @@ def _branch(plan: Plan, number: int, row: jax.Array | int | None, operands: Any,
         leaves = [_mask(y, axes, masks) for y, axes in zip(leaves, plan.output_axes, strict=True)]
         outputs = jax.tree.unflatten(structure, leaves)
     return pad(outputs, _outputs_like(plan, operands))
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _static(plan: Plan, row: int, *operands: jax.Array) -> Any:
+    """The branch of a static architecture, under `jit`: layers of one form are traced once."""
+    return _branch(plan, plan.branch_of[row], row, operands, _return)
 
 
 def _asked(function: Callable[..., Any], active: dict[str, int], keep: Keep) -> dict[str, Any]:
