@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         data,
         hf,
         nnx,
+        onnx,
         optuna,
         predictors,
         recipes,
@@ -55,6 +56,7 @@ __all__ = [
     "latency",
     "load_subnet",
     "nnx",
+    "onnx",
     "optuna",
     "order",
     "predictors",
@@ -74,9 +76,7 @@ __all__ = [
 ]
 
 # Imported when they are first used: `import jaxnas` loads the library and not the laboratory.
-_LATER = (
-    "data experiments hf nnx optuna predictors recipes report runs supernets tabular tasks training".split()
-)
+_LATER = "data experiments hf nnx onnx optuna predictors recipes report runs supernets tabular tasks training".split()
 
 
 def __getattr__(name: str) -> Any:

@@ -234,7 +234,7 @@ def export_subnet(
             f"export_subnet: unknown platform {unknown[0]!r}{nearest(unknown[0], _PLATFORMS) or '.'} "
             f"Known: {', '.join(_PLATFORMS)}."
         )
-    variables, _ = _checked(net, variables, inputs)
+    variables = single_architecture(net, variables, inputs)
     constants = jax.tree.map(np.asarray, variables)
     exported = _exported(functools.partial(net.apply, constants), inputs, platforms, type(net).__name__)
     folder = files.as_path(path)
@@ -286,6 +286,11 @@ def _check_single(space: Space) -> None:
             f"The network has more than one architecture, {space.cardinality:,}; extract one of them first: "
             "jaxnas.extract(net, variables, arch, verify=batch)."
         )
+
+
+def single_architecture(net: nn.Module, variables: Any, inputs: Any) -> Variables:
+    """The variables, by collection, of a network of one architecture; ValueError for others."""
+    return _checked(net, variables, inputs)[0]
 
 
 def _checked(net: nn.Module, variables: Any, inputs: Any) -> tuple[Variables, dict[tuple[str, ...], Any]]:

@@ -21,6 +21,7 @@ FLOORS = (
     ("cost", "subnet"),
     ("weights",),
     ("latency", "artifacts", "hf", "nnx", "optuna"),
+    ("onnx",),
     ("tasks",),
     ("recipes",),
     ("training",),
