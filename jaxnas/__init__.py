@@ -76,7 +76,10 @@ __all__ = [
 ]
 
 # Imported when they are first used: `import jaxnas` loads the library and not the laboratory.
-_LATER = "data experiments hf nnx onnx optuna predictors recipes report runs supernets tabular tasks training".split()
+_LATER = (
+    *("data", "experiments", "hf", "nnx", "onnx", "optuna", "predictors", "recipes", "report", "runs"),
+    *("supernets", "tabular", "tasks", "training"),
+)
 
 
 def __getattr__(name: str) -> Any:
