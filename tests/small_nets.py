@@ -58,13 +58,7 @@ class Setting:
 
 @functools.cache
 def setting(name: str) -> Setting:
-    net = supernets.ViT(
-        image_size=8,
-        patch_size=4,
-        num_classes=CLASSES,
-        head_dim=4,
-        **SETTINGS[name],
-    )
+    net = supernets.ViT(image_size=8, patch_size=4, num_classes=CLASSES, head_dim=4, **SETTINGS[name])
     return Setting(net, random_params(net), normal(*SHAPE))
 
 

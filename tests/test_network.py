@@ -14,13 +14,12 @@ import refusals
 import user_networks
 from small_nets import CONV, TABLE, TEXT, normal, setting
 from small_tasks import perceptron, task_of
-from user_networks import IMAGES, MIXER, Deep, Elastic, ElasticMlp, Second
+from user_networks import IMAGES, MIXER, Deep, Elastic, ElasticMlp
 
 import jaxnas
 from jaxnas import Choice, Space, elastic, training
 from jaxnas.annotations import annotations
 from jaxnas.elastic import Decisions, Dense, Mixture, fixed, record_choice, width
-from jaxnas.elastic.width import Decision
 from jaxnas.testing import check_network
 
 FEATURES = {
@@ -164,21 +163,6 @@ def test_a_gate_that_is_always_0_leaves_an_operation_out_and_a_choice_by_hand_is
         expected = np.concatenate([0 * x, index * (x + 1), 0 * x, pool(x, axis=1, keepdims=True)], axis=1)
         np.testing.assert_allclose(net.apply(variables, x, arch), expected, rtol=1e-6)
         assert jaxnas.extract(net, variables, arch, verify=x).error <= 1e-6
-
-
-def test_a_block_of_a_mixture_may_be_elastic():
-    """Its widths too: outputs by index and by weights, and zeros behind."""
-    mixture, x = Mixture({"identity": Second(), "mlp": ElasticMlp()}), normal(2, 6, 8)
-
-    def run(method, value, index):
-        hidden = width(int, Decision(("hidden", None), (4, 8), jnp.int32(index)))
-        return method(Decision(("op", None), ("identity", "mlp"), value), x, hidden)
-
-    apply = functools.partial(mixture.apply, run(functools.partial(mixture.init, KEY), jnp.int32(0), 1))
-    for index in range(2):
-        mixed = run(apply, jnp.array([0.25, 0.75]), index)
-        expected = 0.25 * x + 0.75 * run(apply, jnp.int32(1), index)
-        np.testing.assert_allclose(mixed, expected, rtol=1e-5, atol=1e-6)
 
 
 BY_HAND = {
@@ -428,18 +412,10 @@ def test_calibration_leaves_what_is_no_mean_and_variance_and_needs_batches_and_s
     np.testing.assert_array_equal(found["average"], [5, 5, 5])
     assert np.all(np.asarray(found["norm"]["mean"]) != 0)
     without = (mixer, variables_of("mixer"), MIXER.smallest(), images[None])
-    wide = variables | {
-        "params": jax.tree.map(lambda leaf: jnp.repeat(leaf, 2, axis=-1), variables["params"])
-    }
+    wide = {**variables, "params": jax.tree.map(lambda x: jnp.repeat(x, 2, axis=-1), variables["params"])}
+    misshapen = "Kept", "Dense_0/bias", "(4,)", "(2,)"
     refusals.check(
-        (
-            lambda: jaxnas.calibrate(net, wide, smallest, x),
-            ValueError,
-            "Kept",
-            "Dense_0/bias",
-            "(4,)",
-            "(2,)",
-        ),
+        (lambda: jaxnas.calibrate(net, wide, smallest, x), ValueError, *misshapen),
         (lambda: training.fit(task_of("images"), Kept(written="codebook"), 1), ValueError, "codebook"),
         (lambda: jaxnas.calibrate(net, variables, smallest, x[:0]), ValueError, "[0, 5, 3]"),
         (lambda: jaxnas.calibrate(*without), ValueError, "Mixer"),

@@ -138,9 +138,6 @@ def test_a_sampler_learns():
                 for seed in range(3)
             ]
         )
-        for strategy in (
-            functools.partial(search.RandomSearch, batch=1),
-            jaxnas.optuna.FromOptuna,
-        )
+        for strategy in (functools.partial(search.RandomSearch, batch=1), jaxnas.optuna.FromOptuna)
     ]
     assert found[1] > found[0] + 1

@@ -26,8 +26,7 @@ TINY = spaces.autoformer("tiny")
 PUBLISHED = spaces.published_options("tiny")  # of AutoFormer-T
 # One option less at one position: positions with different numbers of options.
 RAGGED = Space(
-    depth=Choice(1, 2),
-    width=Choice(3, 4, 5).repeat(2, active="depth").at_positions((3, 5), (3, 4, 5)),
+    depth=Choice(1, 2), width=Choice(3, 4, 5).repeat(2, active="depth").at_positions((3, 5), (3, 4, 5))
 )
 SPACES = {"tiny": TINY, "nested": NESTED, "ragged": RAGGED, "fixed": TINY.fix(TINY.from_dict(PUBLISHED))}
 every_space = pytest.mark.parametrize("space", SPACES.values(), ids=SPACES)

@@ -1,6 +1,7 @@
 """A checkpoint of which a search cuts parts: from a folder and a text to a folder that transformers loads."""
 
 import dataclasses
+import functools
 import json
 
 import in_process
@@ -90,10 +91,8 @@ def test_the_divergence_is_that_of_the_predictions(task, loaded):
     evaluate = make_evaluator(imitation, net, "search", limit=1)
     small = net.space.smallest() | {"layers_*/mlp": np.array([1, 1]), "layers_*/attention": np.array([1, 1])}
     batch = jax.tree.map(lambda x: jnp.asarray(x[0]), task.evaluation("search", None, 1))
-    p, q = (
-        jax.nn.softmax(net.apply(variables, task.preprocess(batch), arch))
-        for arch in (net.space.largest(), small)
-    )
+    apply = functools.partial(net.apply, variables, task.preprocess(batch))
+    p, q = (jax.nn.softmax(apply(arch)) for arch in (net.space.largest(), small))
     nats = special.rel_entr(np.asarray(p, np.float64), np.asarray(q, np.float64)).sum(-1)
     expected = (nats * batch["weight"]).sum() / batch["weight"].sum()
     assert expected > 0.01
@@ -146,12 +145,10 @@ def test_one_command_from_a_folder_to_a_folder(folder, text, tmp_path):
     figure = json.loads(evaluated.stdout)["perplexity"]
     assert figure == pytest.approx(retrained.network.metrics["test"]["perplexity"], rel=1e-4)
 
-    before = (tmp_path / "result.json").read_bytes(), (tmp_path / "search/replacements.jsonl").read_bytes()
+    kept = [tmp_path / "result.json", tmp_path / "search/replacements.jsonl"]
+    before = [path.read_bytes() for path in kept]
     assert in_process.run(*command).status == 0
-    assert before == (
-        (tmp_path / "result.json").read_bytes(),
-        (tmp_path / "search/replacements.jsonl").read_bytes(),
-    )
+    assert before == [path.read_bytes() for path in kept]
 
 
 @pytest.mark.nightly
@@ -194,7 +191,8 @@ def test_mistakes(folder, text, task, loaded):
     damaged = text.with_name("damaged.json")
     damaged.write_text("{}")
     cuts, arch = hf.Prunable(checkpoint=str(folder)), net.space.largest()
-    training = Training(steps=2, batch_size=1)
+    lab = runs.Lab(folder, alone=Training(steps=2, batch_size=1))
+    retrain = functools.partial(runs.retrain, task, net, arch, lab, distill=Distillation())
     refusals.check(
         (lambda: hf.Prunable(checkpoint="").load(task), ValueError, "network.checkpoint"),
         (lambda: hf.Prunable(checkpoint="x", hidden=(0.5, 1.5)), ValueError, "hidden", "1.5"),
@@ -205,10 +203,6 @@ def test_mistakes(folder, text, task, loaded):
         (lambda: data.from_text(text, tokenizer=str(damaged)), ValueError, str(damaged)),
         (lambda: data.from_text(text, tokenizer=str(text.parent)[:-1] + ".json"), FileNotFoundError, "json"),
         (lambda: net.save(folder.with_name("out"), variables), ValueError, f"{net.space.cardinality:,}"),
-        (
-            lambda: runs.retrain(task, net, arch, runs.Lab(folder, alone=training), distill=Distillation()),
-            ValueError,
-            "Distillation",
-        ),
+        (lambda: retrain(), ValueError, "Distillation"),
         (lambda: Listed(net.space), TypeError, "given"),
     )

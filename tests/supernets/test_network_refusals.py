@@ -44,13 +44,12 @@ def test_sizes_shares_and_spaces_that_cannot_be_are_refused(network):
     fields = {one.name: one.type for one in dataclasses.fields(network)}
     sizes = {name for name, kind in fields.items() if kind == "int"} - MAY_BE_ZERO
     rates = {name for name in fields if "drop" in name}
+    wrong = [
+        *((name, 0) for name in sorted(sizes)),
+        *((name, x) for name in sorted(rates) for x in (1.0, -0.1)),
+    ]
     refusals.check(
-        *(case(ValueError, name, 0, f"{name} is 0") for name in sorted(sizes)),
-        *(
-            case(ValueError, name, rate, f"{name} is {rate}")
-            for name in sorted(rates)
-            for rate in (1.0, -0.1)
-        ),
+        *(case(ValueError, name, value, f"{name} is {value}") for name, value in wrong),
         case(TypeError, "space", None, "None"),
         case(ValueError, "space", Space(other=Choice(1, 2)), "'other'"),
     )
@@ -86,8 +85,12 @@ def with_space(**changes):
     return vit(Space(**given | changes))
 
 
-def test_vits_that_cannot_be():
+def test_vits_and_mlps_that_cannot_be():
+    table = spaces.mlp((4, 8), (1, 2))
+    once = Space(**{**table.choices, "hidden": Choice(2, 4)})
     refusals.check(
+        (lambda: supernets.TableMlp(once, 3), ValueError, "'hidden'", "repeat(2"),
+        (lambda: supernets.TableMlp(spaces.mlp((0, 4)), 3), ValueError, "'width'", "(0, 4)"),
         (lambda: with_space(dept=Choice(1)), ValueError, "'dept'", "'depth'"),
         (lambda: with_space(num_heads=Choice(1, 2).repeat(2)), ValueError, "'num_heads'", "3", "got 2"),
         (lambda: with_space(num_heads=Choice(1, 2)), ValueError, "'num_heads'", "one for all"),

@@ -11,18 +11,7 @@ import promises
 import pytest
 import small_attention
 import tiers
-from small_nets import (
-    CLASSES,
-    SHAPE,
-    difference,
-    flatten,
-    jit,
-    normal,
-    random_params,
-    sample,
-    setting,
-    take,
-)
+from small_nets import CLASSES, SHAPE, difference, flatten, jit, normal, random_params, sample, setting, take
 
 import jaxnas
 from jaxnas import spaces, supernets

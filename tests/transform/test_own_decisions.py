@@ -9,6 +9,7 @@ import numpy as np
 import promises
 import pytest
 import refusals
+from user_networks import Elastic
 
 import jaxnas
 from jaxnas import Choice, Size, Space, elastic, network, testing
@@ -34,17 +35,14 @@ class Hidden(nn.Module):
         return x + nn.Dense(x.shape[-1], name="down")(y)
 
 
-class Mlp(nn.Module):
+class Mlp(Elastic):
     """Plain layers, and in the middle a choice among operations in each of two places."""
 
-    space: Space
     width: int = 8
     hidden: tuple = (6, 12, 6, 12)
     last: int = 10
 
-    @nn.compact
-    def __call__(self, x, arch=None, *, train=False):
-        decisions = elastic.Decisions(self.space, arch)
+    def body(self, x, decisions, train):
         x = nn.Dense(self.width, name="stem")(x)
         for i in range(2):
             narrow, wide = (Hidden(size) for size in self.hidden[2 * i : 2 * i + 2])
@@ -53,14 +51,10 @@ class Mlp(nn.Module):
         return nn.Dense(3, name="head")(nn.relu(nn.Dense(self.last, name="last")(x)))
 
 
-class Cnn(nn.Module):
+class Cnn(Elastic):
     """Convolutions with batch norm; one choice of a convolution."""
 
-    space: Space
-
-    @nn.compact
-    def __call__(self, x, arch=None, *, train=False):
-        decisions = elastic.Decisions(self.space, arch)
+    def body(self, x, decisions, train):
         x = nn.relu(nn.BatchNorm(use_running_average=not train)(nn.Conv(8, (3, 3), name="stem")(x)))
         blocks = {"3": nn.Conv(8, (3, 3)), "1": nn.Conv(8, (1, 1))}
         x = nn.relu(elastic.Mixture(blocks, name="conv")(decisions["conv"], x))
@@ -156,24 +150,17 @@ def test_mistakes_are_refused():
     def annotated():
         return network.annotated(jaxnas.supernet(joint, {"up/hidden": Choice(2, 4)}, form="masked"), rows)
 
-    refusals.check(
-        (
-            lambda: jaxnas.supernet(analyzed("cnn"), {"last/hidden": Choice(2, 6)}, decisions=decisions),
-            ValueError,
-            "conv",
-            "Cnn",
-        ),
-        (annotated, ValueError, "branch"),
-    )
+    def twice():
+        return jaxnas.supernet(analyzed("cnn"), {"last/hidden": Choice(2, 6)}, decisions=decisions)
+
+    refusals.check((twice, ValueError, "conv", "Cnn"), (annotated, ValueError, "branch"))
 
 
 def test_groups_within_branches_are_ordered_and_modules_have_a_rank():
     net, variables, inputs = made("mlp", "masked")
     largest, before = net.space.to_dict(net.space.largest()), variables["params"]
-    archs = [
-        net.space.from_dict(largest | {"op": op})
-        for op in (["narrow", "wide"], ["wide", "narrow"], ["skip", "skip"])
-    ]
+    pairs = ["narrow", "wide"], ["wide", "narrow"], ["skip", "skip"]
+    archs = [net.space.from_dict(largest | {"op": op}) for op in pairs]
     run = jax.jit(lambda variables: [net.apply(variables, inputs, arch) for arch in archs])
     read = np.abs(before["Hidden_1"]["down"]["kernel"]).sum(1)
     for by in ("activations", "weights", "contributions", "taylor"):
@@ -187,13 +174,9 @@ def test_groups_within_branches_are_ordered_and_modules_have_a_rank():
         assert not np.array_equal(after, read)
         if by == "weights":
             np.testing.assert_allclose(after, np.sort(read)[::-1], rtol=1e-6)
-    quiet = {
-        name: tree | {"down": jax.tree.map(lambda x: x / 1e3, tree["down"])}
-        for name, tree in before.items()
-        if name in ("Hidden_2", "Hidden_3")
-    }
-    quiet = {"params": before | quiet}
-    assert jaxnas.rank_modules(net, quiet, [inputs], "op_*") == ("op_0", "op_1")
+    down = {name: jax.tree.map(lambda x: x / 1e3, before[name]["down"]) for name in ("Hidden_2", "Hidden_3")}
+    quiet = {name: before[name] | {"down": tree} for name, tree in down.items()}
+    assert jaxnas.rank_modules(net, {"params": before | quiet}, [inputs], "op_*") == ("op_0", "op_1")
 
 
 def test_the_modules_own_class_is_rebuilt():
