@@ -55,7 +55,6 @@ IMAGES = ("vit", "deit", "deit_teacher")
 
 
 def inputs_of(name):
-    """A batch of inputs, as jaxnas takes them."""
     random = np.random.default_rng(0)
     if name in IMAGES:
         return random.normal(size=(2, 8, 8, 3)).astype(np.float32)
@@ -94,7 +93,6 @@ def tiny(folder):
 
 
 def with_tokenizer(folder, words):
-    """Gives a checkpoint a tokenizer that knows some words; others are the first one."""
     import tokenizers
 
     made = tokenizers.Tokenizer(tokenizers.models.WordLevel({w: i for i, w in enumerate(words)}, words[0]))
@@ -103,7 +101,6 @@ def with_tokenizer(folder, words):
 
 
 def logits(model, inputs):
-    """What a model of transformers computes."""
     import torch
 
     if inputs.ndim == 4:
@@ -125,5 +122,4 @@ def reloaded(folder, kind):
 
 
 def difference(one, other):
-    """The largest difference of two arrays, in terms of the largest value."""
     return np.abs(np.asarray(one) - np.asarray(other)).max() / np.abs(np.asarray(other)).max()

@@ -24,18 +24,15 @@ class Done(NamedTuple):
 
 
 def run(binary, *arguments):
-    """What `jaxnas <binary> <arguments>` does; or of `benchmarks.<name>`, `tools.<name>`."""
     name = binary if binary.startswith(("benchmarks.", "tools.")) else f"jaxnas.experiments.{binary}"
     return _run(lambda: runpy.run_module(name, run_name="__main__", alter_sys=True), arguments, name)
 
 
 def call(main, *arguments):
-    """What an installed command does, whose entry point is this function."""
     return _run(main, arguments)
 
 
 def script(path, *arguments):
-    """What `python path arguments` prints."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(path.parent)
         done = _run(lambda: runpy.run_path(str(path), run_name="__main__"), arguments)
@@ -67,7 +64,6 @@ def _run(program, arguments, *names):
 
 
 def main(binary, *arguments, code=0):
-    """The output of a run that ends with a status."""
     done = run(binary, *arguments)
     assert done.status == code, f"{done.status}: {done.stdout}{done.stderr}"
     assert "Traceback" not in done.stderr

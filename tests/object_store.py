@@ -133,8 +133,6 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
 
 def file_system_of(store):
-    """A file system of fsspec on the objects of a store."""
-
     class Objects(fsspec.AbstractFileSystem):
         protocol, cachable = ("gcs", "gs"), False
 
@@ -189,8 +187,6 @@ def file_system_of(store):
 
 
 class _Upload(io.BytesIO):
-    """An object that is there once it is closed."""
-
     def __init__(self, store, name):
         super().__init__()
         self._store, self._name = store, name
@@ -219,7 +215,6 @@ def store():
 
 @pytest.fixture
 def bucket(store, monkeypatch):
-    """The objects behind gs://bucket."""
     store.objects.clear()
     # It would ask Google whether the bucket has real folders.
     monkeypatch.setattr(gcs_utils, "get_bucket", lambda name: None)

@@ -27,8 +27,6 @@ class Convolutional(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention with one product for queries, keys and values, and a gated MLP."""
-
     @nn.compact
     def __call__(self, x, train=False):
         y = nn.RMSNorm()(x)
@@ -72,8 +70,6 @@ def by_turn(variables, inputs):
 
 
 class Layer(nn.Module):
-    """A block as `nn.scan` takes it."""
-
     train: bool = False
 
     @nn.compact
@@ -98,8 +94,6 @@ class Language(nn.Module):
 
 
 def pictures(variables, images):
-    """A loop over convolutions."""
-
     def layer(x, kernel):
         with jax.named_scope("layer"):
             y = jax.lax.conv_general_dilated(

@@ -144,7 +144,6 @@ def check_only_sums(lowered):
 
 
 def equations(jaxpr):
-    """Every equation of a program, with those inside of its calls."""
     for equation in jaxpr.eqns:
         yield equation
         for inner in jaxprs_in_params(equation.params):

@@ -96,5 +96,4 @@ def take(batch, index):
 
 
 def flatten(tree):
-    """Leaves on the host by their paths."""
     return flax.traverse_util.flatten_dict(jax.tree.map(np.asarray, tree))

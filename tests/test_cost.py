@@ -34,7 +34,6 @@ def autoformer(size, **changes):
 
 
 def lower(net, variables, inputs):
-    """The traced and lowered forward pass of an extracted network."""
     return jax.jit(net.apply).lower(variables, specification(inputs))
 
 

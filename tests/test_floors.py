@@ -40,7 +40,6 @@ def room_of(path):
 
 
 def imported(path):
-    """The rooms that a file imports from, each with its line."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if not isinstance(node, ast.ImportFrom):
             continue

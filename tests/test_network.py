@@ -40,7 +40,6 @@ assert_close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-
 
 @functools.cache
 def variables_of(name):
-    """Random ones, also where the initial ones are 0 or 1."""
     net, inputs = NETWORKS[name]
     rng = np.random.default_rng(0)
     variables = jax.eval_shape(lambda key: jaxnas.init(net, key, inputs), KEY)
@@ -68,8 +67,6 @@ def test_costs_are_those_of_xla_and_extraction_is_exact(name, seed):
 
 
 class LowRank(Base):
-    """An MLP whose plain head begins with the product of two random matrices."""
-
     def rows(self, x, decision):
         def low_rank(key, shape, dtype=jnp.float32):
             left, right = jax.random.normal(key, (2, max(shape), 2), dtype)
@@ -221,8 +218,6 @@ WRONG = {
 
 
 class Wrong(Base):
-    """Something plain at an elastic width."""
-
     how: str = "plain"
 
     def rows(self, x, decision):
@@ -243,8 +238,6 @@ class Mistyped(Base):
 
 
 class SharedByAll(Elastic):
-    """One plain block in the mixtures of twenty decisions."""
-
     space: Space = Space(op=Choice("identity", "dense").repeat(20))
 
     def body(self, x, decisions, train):

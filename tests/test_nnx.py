@@ -1,5 +1,7 @@
 """Networks as Flax NNX modules compute, differentiate and train as Flax Linen does."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,8 +16,6 @@ KEY = jax.random.key(0)
 
 
 class Convolutions(linen.Module):
-    """A network of somebody else, with batch statistics and dropout."""
-
     @linen.compact
     def __call__(self, x, train=False):
         x = linen.BatchNorm(use_running_average=not train)(linen.Conv(6, (3, 3), name="stem")(x))
@@ -63,15 +63,11 @@ def test_a_found_network_trains_on_in_an_optimizer_of_nnx_and_comes_back():
         return optax.softmax_cross_entropy_with_integer_labels(outputs, labels).mean()
 
     apply, optimizer = jax.jit(net.apply, static_argnames=("train", "mutable")), optax.sgd(0.1, momentum=0.9)
-    outputs, changed = apply(
-        before, images, arch, train=True, rngs={"dropout": key}, mutable=("batch_stats",)
-    )
-    np.testing.assert_allclose(module(images, arch, train=True, key=key), outputs, atol=1e-6)
-    jax.tree.map(
-        lambda x, y: np.testing.assert_allclose(x, y, atol=1e-6),
-        jaxnas.nnx.to_linen(module)["batch_stats"],
-        changed["batch_stats"],
-    )
+    training = dict(train=True, rngs={"dropout": key}, mutable=("batch_stats",))
+    outputs, changed = apply(before, images, arch, **training)
+    close = functools.partial(np.testing.assert_allclose, atol=1e-6)
+    close(module(images, arch, train=True, key=key), outputs)
+    jax.tree.map(close, jaxnas.nnx.to_linen(module)["batch_stats"], changed["batch_stats"])
     steps = nnx.Optimizer(module, optimizer, wrt=nnx.Param)
 
     @nnx.jit
@@ -82,8 +78,5 @@ def test_a_found_network_trains_on_in_an_optimizer_of_nnx_and_comes_back():
 
     losses = [float(step(module, steps)) for _ in range(4)]
     assert losses == sorted(losses, reverse=True) and losses[-1] < losses[0]
-    trained = jaxnas.nnx.to_linen(module)
-    small = jaxnas.extract(net, trained, arch, verify=images)
-    np.testing.assert_allclose(
-        small.net.apply(small.variables, images), module(images, arch), rtol=1e-5, atol=1e-5
-    )
+    small = jaxnas.extract(net, jaxnas.nnx.to_linen(module), arch, verify=images)
+    close(small.net.apply(small.variables, images), module(images, arch), rtol=1e-5, atol=1e-5)

@@ -96,6 +96,5 @@ def test_whole_numbers_that_increase_are_that(cls, name, settings):
 
 
 def test_whole_numbers_of_numpy_become_plain_ones():
-    """Settings are written as JSON, and compared."""
     given = training.Training(steps=np.arange(4)[3])
     assert type(given.steps) is int and given == training.Training(steps=3)

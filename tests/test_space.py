@@ -65,7 +65,6 @@ def test_enumerate_is_every_canonical_architecture_once(name):
 @settings(max_examples=8, deadline=None)
 @given(st.data())
 def test_enumerate_of_any_space(data):
-    """Conditions drawn at random, nested and shared."""
     choices = {}
     for i in range(data.draw(st.integers(1, 5))):
         choice = Choice(*range(data.draw(st.integers(0, 1)), data.draw(st.integers(2, 4))))

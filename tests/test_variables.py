@@ -38,8 +38,6 @@ def test_variables_of_another_network_are_refused_by_the_arrays_that_differ():
 
 
 class Sowing(Elastic):
-    """A dense layer that sows a loss of its own."""
-
     def body(self, images, decisions, train):
         hidden = width(int, decisions["hidden"])
         x = images.reshape(images.shape[0], -1)

@@ -73,15 +73,11 @@ def test_the_common_part_of_each_array_is_carried_and_the_rest_is_new():
 
 
 class Base(Elastic):
-    """Its layers are given the widths of its decisions."""
-
     def body(self, x, decisions, train):
         return self.layers(x, *(elastic.width(int, decisions[name]) for name in self.space))
 
 
 class Separate(Base):
-    """A scale with values of its own for each width."""
-
     def layers(self, x, first, second):
         sizes, init = (elastic.fixed(4),), nn.initializers.ones
         scale = elastic.parameter(self, "scale", init, sizes, options=(first,))
@@ -124,8 +120,6 @@ def test_a_kernel_is_carried_at_its_center():
 
 
 class Plain(nn.Module):
-    """A network that knows nothing of jaxnas."""
-
     size: int
     width: int
 
@@ -135,17 +129,18 @@ class Plain(nn.Module):
 
 
 def test_a_kernel_of_a_transformed_network_is_carried_at_its_center():
-    nets, variables = [], []
-    for seed, sizes, widths in ((0, (1, 3), (2, 4)), (1, (3, 5), (4, 6))):
+    def made(seed, sizes, widths):
         module, images = Plain(sizes[-1], widths[-1]), jnp.ones(SHAPE)
         groups = jaxnas.analyze(module, module.init(jax.random.key(seed), images), images)
         choices = {"conv/kernel": Choice(*sizes), "conv/channels": Choice(*widths)}
-        nets.append(jaxnas.supernet(groups, choices, form="masked", verify=False))
-        variables.append(groups.model.variables)
-    grown = jaxnas.carry_weights(nets[0], variables[0], nets[1], variables[1], SHAPE).variables
-    large, small = (x["params"]["conv"]["kernel"] for x in (grown, variables[0]))
-    np.testing.assert_array_equal(large[1:4, 1:4, :, :4], small)
-    assert not np.array_equal(large, variables[1]["params"]["conv"]["kernel"])
+        net = jaxnas.supernet(groups, choices, form="masked", verify=False)
+        return net, groups.model.variables
+
+    small, large = made(0, (1, 3), (2, 4)), made(1, (3, 5), (4, 6))
+    grown = jaxnas.carry_weights(*small, *large, SHAPE).variables
+    kernels = [x["params"]["conv"]["kernel"] for x in (small[1], grown, large[1])]
+    np.testing.assert_array_equal(kernels[1][1:4, 1:4, :, :4], kernels[0])
+    assert not np.array_equal(*kernels[1:])
 
 
 class Other(Base):

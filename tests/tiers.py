@@ -25,7 +25,6 @@ def more(*cases):
 
 
 def nightly(*cases):
-    """Further cases for the nightly tier alone."""
     return [pytest.param(*(c if isinstance(c, tuple) else (c,)), marks=pytest.mark.nightly) for c in cases]
 
 
@@ -43,7 +42,6 @@ def pairs(rows, columns, chosen=()):
 
 
 def tier_of(item):
-    """The tier of a collected test."""
     fixtures = [
         definition.func for found in item._fixtureinfo.name2fixturedefs.values() for definition in found
     ]

@@ -25,8 +25,6 @@ class Elastic(nn.Module):
 
 
 class ElasticMlp(nn.Module):
-    """Two elastic dense layers with a hidden width that is chosen."""
-
     @nn.compact
     def __call__(self, x, hidden):
         rows, channels = x.reshape(-1, x.shape[-1]), fixed(x.shape[-1])
@@ -104,8 +102,6 @@ class ElasticOperations(Elastic):
 
 
 class Second(nn.Module):
-    """Leaves its first argument as it is."""
-
     def __call__(self, x, hidden):
         return x
 

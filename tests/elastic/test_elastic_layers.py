@@ -28,8 +28,6 @@ PAIRS[0, 1] = False  # a token that sees none
 
 
 class Case(NamedTuple):
-    """A layer, how it is called with its decisions, the space of these, and the active part by PyTorch."""
-
     layer: nn.Module
     call: Callable
     space: Space
@@ -86,7 +84,6 @@ def torch_norm(train, layer, values, x, params, statistics):
 
 
 def torch_attention(mask, layer, values, x, params, _):
-    """With repeated heads."""
     embed, kv, dim = (values[name] for name in ("channels", "kv", "dim"))
     heads = kv * values["group"]
 
@@ -146,7 +143,6 @@ every_case = pytest.mark.parametrize("name", tiers.cases(CASES, set(CASES) - set
 
 @functools.cache
 def probe(name):
-    """All architectures, variables, and what the layer gives, hard, in bfloat16 and softly: one program."""
     case = CASES[name]
     archs, x = jax.tree.map(np.asarray, case.space.enumerate()), normal(*case.shape) + 1
     soft_space = case.space.restrict(**case.soft)
@@ -161,7 +157,6 @@ def probe(name):
     variables = jax.tree.map(lambda s: np.float32(draw.uniform(0.1, 0.4, s.shape)), shapes)
 
     def active(arch, x):
-        """As a layer's input is: with zeros behind."""
         size = jnp.asarray(case.space["channels"].options)[arch["channels"]]
         return jnp.where(jnp.broadcast_to(jnp.arange(x.shape[-1]) < size, x.shape), x, 0)
 
@@ -251,8 +246,6 @@ def test_a_soft_decision_gives_the_expected_output_and_bfloat16_nearly_the_same(
 
 
 class Network(Elastic):
-    """Attention of the pixels and a convolution, with batch norms."""
-
     space: Space = Space(channels=Choice(4, 6), **GROUPS, size=Choice(3, 5))
 
     def body(self, x, decisions, train):
@@ -273,8 +266,6 @@ def test_a_network_is_extracted_with_exact_costs():
 
 
 class Transformed(Elastic):
-    """A depthwise convolution whose smaller kernels are transformed."""
-
     space: Space = Space(size=Choice(3, 5, 7))
 
     def body(self, x, decisions, train):

@@ -119,8 +119,6 @@ def test_a_layer_that_is_skipped_as_a_whole_gives_what_its_gate_gives():
 
 
 def test_nothing_of_a_skipped_layer_runs():
-    """Each layer that may be skipped is behind a condition, of which one side has nothing in it."""
-
     def skipped(depths):
         net, x = Gated(Space(depth=Choice(*depths), hidden=Choice(4).repeat(3))), normal(2, 4, 6)
         program = jax.make_jaxpr(net.apply)({"params": random_weights(net, x)}, x, sample(net.space, 0))

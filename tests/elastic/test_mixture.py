@@ -27,8 +27,6 @@ class Scale(nn.Module):
 
 
 class Noisy(nn.Module):
-    """A dense layer with dropout."""
-
     features: int = 4
 
     @nn.compact
@@ -49,8 +47,6 @@ def decision(value, options=OPTIONS):
 
 @functools.cache
 def probe():
-    """Parameters, and all that the mixture gives by index and by weights, from one program."""
-
     def call(params, value, **options):
         rngs = {"dropout": jax.random.key(5)}
         return MIXTURE.apply(params, decision(value), X, STATE, rngs=rngs, **options)
@@ -132,8 +128,6 @@ def test_a_chosen_block_is_all_that_runs():
 
 
 def test_gradients_of_weights_are_those_of_float32_in_bfloat16():
-    """They are sums over a whole activation, which bfloat16 could not hold."""
-
     class Times(nn.Module):
         factor: float
 

@@ -17,7 +17,6 @@ IN, OUT, TAPS = (2, 3, 5), (1, 2, 4, 6), (1, 3)
 
 
 def dense(x, visible, kernel, bias):
-    """With a mask of rows, which has no gradient."""
     return jnp.where(visible[:, None], x @ kernel + bias[None, :], 0)
 
 
@@ -72,8 +71,6 @@ def reference(name, arch, x, *values):
 
 
 def value_and_gradients(function, values):
-    """The output and the gradients of all floating-point operands."""
-
     def of(*some):
         rest = iter(some)
         return function(*(next(rest) if x.dtype == jnp.float32 else x for x in values))

@@ -31,14 +31,12 @@ VALUES = dict(
 
 
 def drawn(module):
-    """Random weights; nothing is compiled for them."""
     shapes = jax.eval_shape(module.init, jax.random.key(0), jnp.zeros((1, 2), jnp.int32))
     random = np.random.default_rng(0)
     return jax.tree.map(lambda x: random.normal(size=x.shape).astype(np.float32), shapes)
 
 
 def built(folder, **more):
-    """A module of a config with random weights."""
     values = {**VALUES, **more}
     module = decoder_values.read(values)
     return module, drawn(module), checkpoint.Config(values, folder)
@@ -46,8 +44,6 @@ def built(folder, **more):
 
 @pytest.fixture
 def saved(tmp_path):
-    """A function that saves a checkpoint under a name, and lets another one damage it."""
-
     def save(name, damage=lambda folder: None, **more):
         folder = tmp_path / name
         hf.save(folder, *built(tmp_path, **more))
@@ -58,8 +54,6 @@ def saved(tmp_path):
 
 
 def with_tensors(change):
-    """Rewrites a file of tensors: a function from arrays by name to others."""
-
     def damage(folder):
         path = folder / "model.safetensors"
         with tensor_files.Tensors(folder) as tensors:
@@ -72,7 +66,6 @@ def with_tensors(change):
 
 
 def with_file(name, change):
-    """Rewrites a file: a function of its bytes."""
     return lambda folder: (folder / name).write_bytes(change((folder / name).read_bytes()))
 
 

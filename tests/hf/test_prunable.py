@@ -28,7 +28,6 @@ WORDS = "the quick brown fox jumps over a lazy dog and runs home before it rains
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A checkpoint with a tokenizer of its own."""
     folder = tmp_path_factory.mktemp("llama")
     make("llama", folder)
     with_tokenizer(folder, WORDS)

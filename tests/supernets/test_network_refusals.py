@@ -35,8 +35,6 @@ MAY_BE_ZERO = {"max_relative_position", "head_expansion", "memory_length", "num_
 
 @pytest.mark.parametrize("network", NETWORKS, ids=lambda network: network.__name__)
 def test_sizes_shares_and_spaces_that_cannot_be_are_refused(network):
-    """Of all fields that are whole numbers or rates of dropout."""
-
     def case(error, name, value, *said):
         return lambda: network(**NETWORKS[network] | {name: value}), error, network.__name__, *said
 
@@ -79,7 +77,6 @@ def vit(space=NARROW, **changes):
 
 
 def with_space(**changes):
-    """A ViT with some decisions of its space changed."""
     ratio, heads = (Choice(option).repeat(3) for option in (1.0, 2))
     given = dict(embed_dim=Choice(8), depth=Choice(1, 3), num_heads=heads, mlp_ratio=ratio)
     return vit(Space(**given | changes))
@@ -162,7 +159,6 @@ def test_swins_that_cannot_be():
 
 
 def hybrid(drop=(), attributes=(), space=None, **choices):
-    """A network with some decisions or attributes changed."""
     space = spaces.hybrid_small() if space is None else space
     left = {name: space[name] for name in space if name not in drop} | choices
     return supernets.Hybrid(Space(**left), **dict(num_classes=5, strides=(1, 2, 1)) | dict(attributes))

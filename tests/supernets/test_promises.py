@@ -51,7 +51,6 @@ class Case(NamedTuple):
     train: bool = False
 
     def run(self, variables, arch, net=None):
-        """Outputs, those of modules, the gradient, and new statistics."""
         own = net or self.net
         self.traces.append(arch)
         options: dict[str, Any] = dict(train=self.train, mutable=["batch_stats", "intermediates"])
@@ -98,7 +97,6 @@ def recorded(name):
 
 @functools.cache
 def archs_of(name, n):
-    """Random architectures on the host, one after the other."""
     batch = jax.tree.map(np.asarray, sample(case_of(name).net.space, 0, n))
     return [take(batch, i) for i in range(n)]
 
@@ -298,7 +296,6 @@ def test_one_hot_is_hard_and_nearly_one_hot_is_nearly_hard(name):
 
 
 def remat_case(name):
-    """A network, its variables and inputs, and an architecture: soft only where that is little to compile."""
     if name == "DARTFormer":
         net, texts = small_attention.dartformer(layers=2), small_attention.TEXTS
         return net, promises.positive_variables(net, texts), texts, net.space.soften(sample(net.space, 0))
@@ -309,7 +306,6 @@ def remat_case(name):
 
 
 def derivatives(name, remat):
-    """The gradients of weights and of an architecture, and what they are functions of."""
     net, variables, inputs, arch = remat_case(name)
 
     def loss(params, arch):

@@ -23,8 +23,6 @@ KEY = jax.random.key(0)
 
 
 class Mlp(nnx.Module):
-    """Two layers with dropout between them."""
-
     def __init__(self, size, rngs):
         self.up, self.down = nnx.Linear(size, 12, rngs=rngs), nnx.Linear(12, size, rngs=rngs)
         self.drop = nnx.Dropout(0.2, rngs=rngs)
@@ -34,8 +32,6 @@ class Mlp(nnx.Module):
 
 
 class Block(nnx.Module):
-    """Attention and an MLP, each beside the stream."""
-
     def __init__(self, size, rngs):
         self.norm, self.mlp = nnx.LayerNorm(size, rngs=rngs), Mlp(size, rngs)
         self.attention = nnx.MultiHeadAttention(2, size, decode=False, dropout_rate=0.1, rngs=rngs)
@@ -46,8 +42,6 @@ class Block(nnx.Module):
 
 
 class Pictures(nnx.Module):
-    """A convolution with batch norm, and blocks."""
-
     def __init__(self, rngs):
         self.stem, self.norm = nnx.Conv(3, 8, (3, 3), rngs=rngs), nnx.BatchNorm(8, rngs=rngs)
         self.blocks = nnx.List([Block(8, rngs) for _ in range(2)])
@@ -65,8 +59,6 @@ CALL = Pictures.__call__
 
 
 class Residual(eqx.Module):
-    """Attention and an MLP, each beside the stream."""
-
     norm: eqx.nn.LayerNorm
     attention: eqx.nn.MultiheadAttention
     mlp: eqx.nn.MLP
@@ -85,8 +77,6 @@ class Residual(eqx.Module):
 
 
 class Rows(eqx.Module):
-    """Blocks over the rows of one example."""
-
     embed: eqx.nn.Linear
     blocks: list[Residual]
     head: eqx.nn.Linear
@@ -104,8 +94,6 @@ class Rows(eqx.Module):
 
 
 class Normed(eqx.Module):
-    """Batch norm, which has a state."""
-
     convolution: eqx.nn.Conv2d
     norm: eqx.nn.BatchNorm
     mlp: eqx.nn.MLP
@@ -177,8 +165,6 @@ CASES = {
 
 @dataclasses.dataclass
 class Made:
-    """A supernet of a case over all of its groups."""
-
     case: Case
     module: Any
     groups: Any
@@ -188,7 +174,6 @@ class Made:
 
 
 def options(group):
-    """A small size and the full one."""
     return Choice(group.size - 2 if group.kind == "kernel" else group.size // 2, group.size)
 
 

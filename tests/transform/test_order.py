@@ -18,8 +18,6 @@ LABELS = jnp.arange(8) % 3
 
 
 class _Convolutional(nn.Module):
-    """The rows of the first dense kernel are positions x channels."""
-
     @nn.compact
     def __call__(self, x, train=False):
         x = nn.relu(nn.BatchNorm(use_running_average=not train)(nn.Conv(6, (3, 3))(x)))
@@ -89,13 +87,11 @@ def test_turns_of_a_scan_have_an_order_each():
 
 
 def _halves(groups):
-    """Each group as it is or at half its size."""
     choices = {g.name: Choice(g.size // 2, g.size) for g in groups if g.kind != "kernel"}
     return supernet(groups, choices, verify=False)
 
 
 def _made(model):
-    """The groups of a module, and variables that have no equal entries."""
     rng = np.random.default_rng(0)
     variables = jax.jit(model.init)(jax.random.key(1), IMAGES)
     variables = jax.tree.map(lambda x: np.array(x + 0.1 * rng.random(x.shape, np.float32)), variables)
@@ -103,7 +99,6 @@ def _made(model):
 
 
 def _scaled(tree, path, index, by=1e-3):
-    """Variables with some entries of one array scaled."""
     found = tree
     for name in path[:-1]:
         found = found[name]

@@ -24,8 +24,6 @@ class Identity(nn.Module):
 
 
 class Hidden(nn.Module):
-    """A residual block of plain layers."""
-
     size: int
 
     @nn.compact
@@ -36,8 +34,6 @@ class Hidden(nn.Module):
 
 
 class Mlp(Elastic):
-    """Plain layers, and in the middle a choice among operations in each of two places."""
-
     width: int = 8
     hidden: tuple = (6, 12, 6, 12)
     last: int = 10
@@ -52,8 +48,6 @@ class Mlp(Elastic):
 
 
 class Cnn(Elastic):
-    """Convolutions with batch norm; one choice of a convolution."""
-
     def body(self, x, decisions, train):
         x = nn.relu(nn.BatchNorm(use_running_average=not train)(nn.Conv(8, (3, 3), name="stem")(x)))
         blocks = {"3": nn.Conv(8, (3, 3)), "1": nn.Conv(8, (1, 1))}
@@ -88,7 +82,6 @@ def analyzed(name):
 
 @functools.cache
 def made(name, form):
-    """A supernet, its variables and its inputs."""
     net = jaxnas.supernet(analyzed(name), CASES[name][2], form=form, verify=False)
     return net, analyzed(name).model.variables, CASES[name][1]
 

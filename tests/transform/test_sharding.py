@@ -20,8 +20,6 @@ SGD = optax.sgd(0.1, momentum=0.9), lambda step: 0.1
 
 
 class Patches(nn.Module):
-    """Rows of pixels as tokens of which each has a learned embedding; attention and an MLP."""
-
     @nn.compact
     def __call__(self, images):
         x = nn.Dense(8, name="stem")(images.reshape(images.shape[0], 4, -1))

@@ -191,7 +191,6 @@ def test_extracted_networks_have_their_own_parameters_only(kind, context):
 
 
 def test_operations_that_differ_in_nothing_that_is_counted():
-    """A space may be restricted to those, and its costs and extracted networks are right."""
     space = spaces.autoattend(1, ("zero", "identity"))
     net = AutoAttendText(space, num_classes=2, vocabulary=WORDS, width=4, num_heads=1)
     promises.check_extracted(net, jaxnas.init(net, jax.random.key(0), TEXTS), space.smallest(), TEXTS)
@@ -278,7 +277,6 @@ def test_mistakes_are_refused():
     arch = net.space.smallest()
 
     def made(**changes):
-        """A network with some decisions changed."""
         return net.clone(space=Space(**(net.space.choices | changes)))
 
     refusals.check(

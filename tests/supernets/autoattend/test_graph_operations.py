@@ -40,7 +40,6 @@ def graph_of(edges, nodes=NODES):
 
 
 def initialized(op, x, graph):
-    """Variables in which no bias is zero."""
     random = np.random.default_rng(0)
     shapes = jax.eval_shape(op.init, jax.random.key(0), x, graph)
     return jax.tree.map(lambda leaf: random.normal(0, 0.5, leaf.shape).astype(np.float32), shapes)
@@ -228,8 +227,6 @@ def test_dropout_keeps_the_mean_and_drops_at_its_rate():
 
 
 class Layer(Elastic):
-    """One of the operations, chosen by an architecture."""
-
     def body(self, inputs, decisions, train):
         x, graph = ops.union(inputs)
         pool = {name: POOLS[name] for name in self.space["op"].options}

@@ -180,7 +180,6 @@ def test_an_official_supernet_is_searched_by_one_command(tmp_path):
 
 
 def test_mistakes_are_refused(tmp_path):
-    """What a checkpoint lacks or has too small is named, and a network that cannot hold the supernet."""
     net, state, largest = network(qkv_bias_by_heads=True), checkpoint(network()), SPACE.largest()
     (tmp_path / "bad.safetensors").write_bytes(b"nothing")
     torch.save({"model": object()}, tmp_path / "code.pth")

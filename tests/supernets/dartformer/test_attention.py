@@ -65,7 +65,6 @@ CLEAN, DIRTY = np.where(MASK[:, :, None], X, 0), np.where(MASK[:, :, None], X, n
 
 @functools.cache
 def probe(name):
-    """All that the promises ask of a mechanism, from one program; arrays of NumPy, by name."""
     net, variables = CASES[name], variables_of(name)
     weights = RNG.normal(size=X.shape).astype(np.float32)
 
@@ -109,7 +108,6 @@ def test_padding_changes_nothing_and_examples_are_apart(name):
 
 @pytest.mark.parametrize("name", tiers.cases(CASES, ("bigbird", "reformer")))
 def test_the_batch_may_be_symbolic(name):
-    """As in an exported network: one program for batches of any size."""
     net, variables = CASES[name], jax.eval_shape(lambda: variables_of(name))
     x = jax.ShapeDtypeStruct(jax.export.symbolic_shape(f"batch, {LENGTH}, {WIDTH}"), jnp.float32)
     mask = jax.ShapeDtypeStruct(x.shape[:2], jnp.bool_)
@@ -132,8 +130,6 @@ def test_bfloat16_is_near_float32():
 
 
 class Network(Elastic):
-    """One block, which is chosen."""
-
     def body(self, inputs, decisions, train):
         block = elastic.Mixture(CASES, name="block")
         return block(decisions["block"], inputs["x"], inputs["mask"], train=train)

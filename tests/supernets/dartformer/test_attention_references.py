@@ -77,7 +77,6 @@ PATTERNS = {
 @pytest.mark.parametrize("length, chosen", [(23, slice(2)), *tiers.more((18, slice(1, None)))])
 @pytest.mark.parametrize("name", PATTERNS)
 def test_a_pattern_is_softmax_attention_under_its_mask(name, length, chosen):
-    """In some of its settings, from one program."""
     run, pattern, every = PATTERNS[name]
     settings, (*operand, mask) = every[chosen], operands(length)
     found = jax.jit(lambda *given: [run(*given, **setting) for setting in settings])(*operand, mask)

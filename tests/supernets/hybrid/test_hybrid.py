@@ -51,13 +51,11 @@ def to_torch(tree, gradient=False):
 
 
 def chosen_of(before, after, **given):
-    """The decisions of a block that has no choice."""
     values = DEFAULTS | {"before": before, "width": after, "depth": 2} | given
     return {key: Decision((key, None), (value,), np.zeros((), np.int32)) for key, value in values.items()}
 
 
 def torch_conv_norm(p, x, stride=1, groups=1):
-    """A convolution of x [B, C, H, W], normalized by the batch."""
     kernel = p["conv"]["kernel"].permute(3, 2, 0, 1)
     x = F.conv2d(x, kernel, stride=stride, padding=kernel.shape[-1] // 2, groups=groups)
     return F.batch_norm(x, None, None, p["norm"]["scale"], p["norm"]["bias"], training=True, eps=1e-5)
@@ -223,7 +221,6 @@ def test_a_dropped_branch_leaves_the_input():
 
 
 def shapes_of(net, shape):
-    """Of all parameters, from a trace alone."""
     variables = nn.meta.unbox(annotated(net, shape).variables)
     return {path: leaf.shape for path, leaf in tensors.flatten(variables["params"]).items()}
 
@@ -301,7 +298,6 @@ ALPHANETS = {
 
 
 def efficientnetv2(name):
-    """EfficientNetV2-B0 or -S as an architecture of `spaces.efficientnetv2()`."""
     widths, depths, *_ = EFFICIENTNETS[name]
     values = {"width_stem": widths[0], "width_head": 1280}
     for i, (channels, depth) in enumerate(zip(widths[1:], depths, strict=True), 1):
@@ -315,7 +311,6 @@ def efficientnetv2(name):
 
 
 def alphanet(name):
-    """AlphaNet-A0 to -A6 as an architecture of `spaces.alphanet()`."""
     _, resolution, head, *stages = ALPHANETS[name]
     values, space = {"resolution": resolution, "width_stem": 16, "width_head": head}, ALPHANET.space
     for i, (channels, depth, kernel, expansion) in enumerate(zip(*stages, strict=True), 1):

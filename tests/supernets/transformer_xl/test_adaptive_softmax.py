@@ -37,7 +37,6 @@ scores, all_scores, embed = map(bound, ("log_probability", "log_probabilities", 
 
 @functools.cache
 def parameters(module):
-    """Values that are nowhere zero, so that everything counts."""
     init = functools.partial(module.init, method="embed")
     shapes = nn.meta.unbox(jax.eval_shape(init, jax.random.key(0), jnp.asarray(STRANGE)))["params"]
     random = np.random.default_rng(0)
@@ -82,8 +81,6 @@ def reference(module, params, hidden):
 
 @functools.partial(jax.jit, static_argnums=0)
 def everything(module, params, rows):
-    """Scores of targets with gradients, of all words and of what is no word, and embeddings: one program."""
-
     def expected(targets):
         total = lambda *x: jnp.vdot(WEIGHTS, reference(module, *x)[jnp.arange(ROWS), targets])  # noqa: E731
         return jax.grad(total, (0, 1))(params, HIDDEN)
@@ -209,7 +206,6 @@ def test_cutoffs_are_the_best_of_all(counts, clusters, div_value, logit_cost):
 
 
 def test_cutoffs_of_a_large_vocabulary_are_near_the_best():
-    """Of every single cutoff."""
     counts = 10**6 // np.arange(1, 33_279)
     (cutoff,) = choose_cutoffs(counts, 1, width=128, div_value=2)
     sizes = np.arange(1, 33_278)

@@ -53,8 +53,6 @@ def params_of(net):
 
 @functools.cache
 def probe():
-    """What the supernet gives of many architectures, unrolled and scanned, from one program."""
-
     @jit
     def run(params, archs, soft, memories):
         def apply(net, arch, memory=PAST, params=params):
@@ -206,7 +204,6 @@ def test_forgotten_rows_are_as_at_the_start():
 
 
 def kept_sizes(call, *inputs):
-    """Elements of each float32 array that is kept for the backward pass."""
     backward = jax.eval_shape(lambda *inputs: jax.vjp(call, *inputs)[1], *inputs)
     return [leaf.size for leaf in jax.tree.leaves(backward) if leaf.dtype == jnp.float32]
 
