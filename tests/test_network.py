@@ -17,7 +17,7 @@ from small_tasks import perceptron, task_of
 from user_networks import IMAGES, MIXER, Deep, Elastic, ElasticMlp
 
 import jaxnas
-from jaxnas import Choice, Space, elastic, training
+from jaxnas import Choice, Space, elastic, runs, training
 from jaxnas.annotations import annotations
 from jaxnas.elastic import Decisions, Dense, Mixture, fixed, record_choice, width
 from jaxnas.testing import check_network
@@ -413,3 +413,47 @@ def test_calibration_leaves_what_is_no_mean_and_variance_and_needs_batches_and_s
         (lambda: jaxnas.calibrate(net, variables, smallest, x[:0]), ValueError, "[0, 5, 3]"),
         (lambda: jaxnas.calibrate(*without), ValueError, "Mixer"),
     )
+
+
+def zeros(net, inputs):
+    shapes = jax.eval_shape(lambda key: jaxnas.init(net, key, inputs), KEY)
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+
+
+def test_variables_of_another_network_are_refused_by_the_arrays_that_differ():
+    task, net = task_of("images"), perceptron()
+    wide = zeros(perceptron(options=(1, 2, 8)), task.inputs)
+    short, long = (zeros(perceptron(n), task.inputs) for n in (1, 3))
+    evaluate, arch = training.make_evaluator(task, net, "search"), net.space.largest()
+    misshapen = "Perceptron", "params/in_0/kernel", "(16, 8)", "(16, 4)"
+
+    def fit(variables):
+        return training.fit(task, net, 1, options=training.Options(variables=variables))
+
+    refusals.check(
+        (lambda: evaluate(wide, arch), ValueError, *misshapen),
+        (lambda: evaluate.with_errors(short, arch), ValueError, "missing", "params/in_1/kernel"),
+        (lambda: evaluate(wide["params"], arch), ValueError, "'params'", "in_0"),
+        (lambda: jaxnas.extract(net, wide, arch, inputs=task.inputs), ValueError, *misshapen),
+        (lambda: runs.search_space(task, net, wide), ValueError, *misshapen),
+        (lambda: fit(wide), ValueError, *misshapen),
+        (lambda: fit(long), ValueError, "unexpected", "params/in_2/kernel"),
+    )
+
+
+class Sowing(Base):
+    def rows(self, x, decision):
+        hidden = width(int, decision)
+        x = Dense(name="in")(x, fixed(3), hidden)
+        self.sow("losses", "square", jnp.mean(x**2))
+        return Dense(name="out")(x, hidden, fixed(2))
+
+
+def test_what_a_network_sows_is_none_of_its_variables():
+    net, images = Sowing(), jnp.ones((2, 4, 4, 1))
+    variables = jaxnas.init(net, KEY, images)
+    assert variables.keys() == {"params"}
+    small = jaxnas.extract(net, variables, net.space.smallest(), verify=images)
+    _, state = small.net.apply(small.variables, images, mutable=["losses"])
+    assert state["losses"]["square"][0] > 0
+    assert training.fit(task_of("images"), net, 1).variables.keys() == {"params"}

@@ -1,7 +1,6 @@
 """Modules of Flax NNX and Equinox, ours and public ones, as supernets: names, extraction, gradients."""
 
-import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -108,15 +107,19 @@ class Normed(eqx.Module):
         return self.mlp(jax.nn.relu(x).mean((1, 2))), state
 
 
-@dataclasses.dataclass
-class Case:
+class Case(NamedTuple):
     """A network, an example of its inputs, its blocks, and groups that it has among others."""
 
     make: Any
     shape: tuple[int, ...]
-    blocks: str | None
+    blocks: str
     groups: str
     fixed: str = ""
+
+
+def attnet():
+    sizes = dict(dims=[16, 32], depths=[1, 1], exp_rates=[2, 2], kernel_sizes=[3, 3])
+    return AttNet(3, **sizes, num_classes=3, key=KEY)
 
 
 PICTURE = (2, 3, 32, 32)
@@ -136,7 +139,7 @@ CASES = {
     "state": Case(
         lambda: eqx.nn.make_with_state(Normed)(KEY),
         (2, 3, 4, 4),
-        None,
+        "",
         "convolution/channels convolution/kernel mlp/layers/hidden",
     ),
     "ViT": Case(
@@ -153,24 +156,12 @@ CASES = {
         "channels blocks/channels blocks/0/blocks/0/dwconv/kernel blocks/1/blocks/0/channels",
     ),
     "AttNet": Case(
-        lambda: AttNet(
-            3, dims=[16, 32], depths=[1, 1], exp_rates=[2, 2], kernel_sizes=[3, 3], num_classes=3, key=KEY
-        ),
+        attnet,
         PICTURE,
         "blocks/*/blocks/0",
         "channels blocks/channels blocks/1/blocks/0/channel_mixer/channels",
     ),
 }
-
-
-@dataclasses.dataclass
-class Made:
-    case: Case
-    module: Any
-    groups: Any
-    net: Any
-    inputs: Any
-    variables: Any
 
 
 def options(group):
@@ -179,54 +170,49 @@ def options(group):
 
 @pytest.fixture(scope="module", params=tiers.cases(CASES, ("nnx", "equinox")))
 def made(request):
-    """Random variables, so that nothing is equal by symmetry; integers and flags as they are."""
-    case = CASES[request.param]
+    """A supernet over all groups, its variables and inputs.
+
+    Variables are random, so that nothing is equal by symmetry; integers and flags are as they were.
+    """
+    case, draw = CASES[request.param], np.random.default_rng(0)
+
+    def drawn(x):
+        if x.dtype != jnp.float32:
+            return x
+        signs = draw.choice([-1, 1], x.shape) / np.sqrt(x[0].size) if x.ndim > 1 else 1
+        return jnp.asarray(draw.uniform(0.3, 1, x.shape) * signs, x.dtype)
+
     with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
-        module = case.make()
         inputs = jax.random.normal(KEY, case.shape)
-        groups = jaxnas.analyze(module, inputs=inputs)
+        groups = jaxnas.analyze(case.make(), inputs=inputs)
         choices = {group.name: options(group) for group in groups if group.kind != "kernel" or group.size > 2}
         blocks = {case.blocks: Skip()} if case.blocks else {}
         net = jaxnas.supernet(groups, choices | blocks, verify=False)
-        draw = np.random.default_rng(0)
-        variables = {
-            path: jnp.asarray(draw.uniform(0.3, 1, x.shape), x.dtype) if x.dtype == jnp.float32 else x
-            for path, x in flatten(groups.model.variables).items()
-        }
-        variables = {
-            path: x / np.sqrt(x[0].size) * draw.choice([-1, 1], x.shape).astype(np.float32)
-            if x.ndim > 1
-            else x
-            for path, x in variables.items()
-        }
-        yield Made(case, module, groups, net, inputs, unflatten(variables))
-
-
-def test_groups_have_names_of_modules(made):
-    assert set(made.case.groups.split()) <= set(made.groups.groups)
-    assert made.case.fixed in str(made.groups)
+        assert set(case.groups.split()) <= set(groups.groups) and case.fixed in str(groups)
+        yield net, jax.tree.map(drawn, groups.model.variables), inputs
 
 
 def test_a_supernet_is_its_extracted_networks(made):
     """P1, P2, P3 and counted parameters, as the function says."""
-    promises.check_transformed(made.net, made.variables, made.inputs, samples=1)
+    promises.check_transformed(*made, samples=1)
 
 
 def test_the_largest_network_is_the_module_of_the_user(made):
     """Also its updates; and out of training, a random architecture is its extracted network."""
-    net, inputs, arch = made.net, made.inputs, made.net.space.canonical(made.net.space.sample(KEY))
+    net, given, inputs = made
+    arch = net.space.canonical(net.space.sample(KEY))
     small, recorded = net.clone(space=net.space.fix(arch)), network.annotated(net, inputs)
-    part = unflatten(testing.cut(flatten(made.variables), recorded, arch))
+    part = unflatten(testing.cut(flatten(given), recorded, arch))
 
     @jax.jit
     def run(variables, part, arch, largest):
         pairs = [(net.apply(variables, inputs, arch), small.apply(part, inputs))]
         for train in (False, True):
             ours = net.apply(variables, inputs, largest, train=train, mutable=True, rngs=KEY)
-            pairs.append((ours, made.groups.model.call(variables, inputs, KEY, train)))
+            pairs.append((ours, net.groups.model.call(variables, inputs, KEY, train)))
         return pairs
 
-    for found, expected in run(made.variables, part, arch, net.space.canonical(net.space.largest())):
+    for found, expected in run(given, part, arch, net.space.canonical(net.space.largest())):
         jax.tree.map(promises.close, found, expected)
 
 
@@ -250,16 +236,12 @@ def test_verification_allows_for_rounding_that_a_network_amplifies(monkeypatch):
             jaxnas.extract(net, variables, arch, verify=inputs)
 
 
-def test_the_module_of_the_user_is_not_changed():
+def test_the_module_of_the_user_is_not_changed_and_needs_its_state():
     module = Pictures(nnx.Rngs(0))
     before = jax.tree.leaves(nnx.state(module))
     jaxnas.analyze(module, inputs=jnp.ones((2, 4, 4, 3)))
     assert all(x is y for x, y in zip(before, jax.tree.leaves(nnx.state(module)), strict=True))
-    assert module.norm.use_running_average is False
-    assert Pictures.__call__ is CALL
-
-
-def test_a_module_without_its_state_is_refused():
-    module, _ = eqx.nn.make_with_state(Normed)(KEY)
+    assert module.norm.use_running_average is False and Pictures.__call__ is CALL
+    normed, _ = eqx.nn.make_with_state(Normed)(KEY)
     with pytest.raises(TypeError, match="Normed has a state: call analyze"):
-        jaxnas.analyze(module, inputs=jnp.ones((2, 3, 4, 4)))
+        jaxnas.analyze(normed, inputs=jnp.ones((2, 3, 4, 4)))

@@ -1,5 +1,6 @@
 """An ordered network is the same function, its prefixes are the best parts, and modules have a rank."""
 
+import itertools
 import sys
 
 import flax.linen as nn
@@ -126,19 +127,15 @@ def convolutional():
 def mixer():
     """The first block does almost nothing."""
     groups, variables = _made(_Mixer())
-    for path in (("attention", "out"), ("down",)):
-        for name in ("kernel", "bias"):
-            _scaled(variables, ("params", "blocks_0", *path, name), np.s_[:])
+    for path, name in itertools.product((("attention", "out"), ("down",)), ("kernel", "bias")):
+        _scaled(variables, ("params", "blocks_0", *path, name), np.s_[:])
     return _halves(groups), variables
 
 
 @pytest.mark.parametrize("by", ["activations", "weights", "contributions", "taylor", _random])
-def test_an_ordered_network_is_the_same_function_and_its_prefixes_are_its_best_parts(
-    by, convolutional, mixer
-):
+def test_an_ordered_network_is_the_same_and_its_prefixes_are_its_best_parts(by, convolutional, mixer):
     given = {"by": by, "batches": [IMAGES]}
-    if by == "taylor":
-        given |= {"batches": [(IMAGES, LABELS)], "loss": _loss}
+    given |= {"batches": [(IMAGES, LABELS)], "loss": _loss} if by == "taylor" else {}
     for net, variables in (convolutional, mixer) if by in ("activations", "taylor") else (convolutional,):
         ordered = order(net, variables, **given)
         assert jax.tree.structure(ordered) == jax.tree.structure(variables)

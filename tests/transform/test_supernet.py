@@ -28,27 +28,15 @@ TAPS = {"taps": jax.random.normal(KEY, (3, 5, 5, 2, 2)), "out": jax.random.norma
 HIDDEN = {"layers/hidden": Choice(4, 8).repeat(3)}
 HEADS = {"layers/attention/heads": Choice(2, 4).repeat(3), "layers/attention": Skip()}
 # A network, its inputs, choices beside those of every group, and some groups with their sizes.
+OF_IMAGES = {"Conv_0/channels": 8, "Conv_0/kernel": 5, "Dense_0/hidden": 24, "Conv_1/kernel": 3}
+OF_TOKENS = {"width": 16, "Block_0/heads": 4, "Block_1/Dense_0/head_dim": 4, "Block_1/hidden": 32}
+KERNELS = {"taps/kernel": Choice(1, 3, 5).repeat(3), "layer": Skip()}
 CASES = {
-    "convolutional": (
-        Convolutional(),
-        IMAGES,
-        {},
-        {"Conv_0/channels": 8, "Conv_0/kernel": 5, "Dense_0/hidden": 24, "Conv_1/kernel": 3},
-    ),
-    "attending": (
-        Attending(),
-        TOKENS,
-        {"Block_*": Skip()},
-        {"width": 16, "Block_0/heads": 4, "Block_1/Dense_0/head_dim": 4, "Block_1/hidden": 32},
-    ),
+    "convolutional": (Convolutional(), IMAGES, {}, OF_IMAGES),
+    "attending": (Attending(), TOKENS, {"Block_*": Skip()}, OF_TOKENS),
     "by turn": (by_turn, ROWS, HIDDEN | {"layer": Skip()}, {"layers/hidden": 12, "first/hidden": 8}),
     "language": (Language(), TOKENS, HIDDEN | HEADS, {"layers/hidden": 16, "layers/attention/heads": 4}),
-    "kernels": (
-        pictures,
-        IMAGES,
-        {"taps/kernel": Choice(1, 3, 5).repeat(3), "layer": Skip()},
-        {"taps/kernel": 5},
-    ),
+    "kernels": (pictures, IMAGES, KERNELS, {"taps/kernel": 5}),
 }
 
 
@@ -121,11 +109,9 @@ def test_an_extracted_network_is_saved_loaded_exported_and_rebuilt(tmp_path):
                 x = x + nn.Dense(6, name=f"out_{i}")(nn.relu(nn.Dense(size, name=f"in_{i}")(x)))
             return nn.Dense(2)(x)
 
-    model = Mlp()
-    variables = model.init(KEY, ROWS)
-    net = jaxnas.supernet(
-        jaxnas.analyze(model, variables, ROWS), {"in_*/hidden": Choice(2, 4, 8)}, verify=False
-    )
+    variables = Mlp().init(KEY, ROWS)
+    groups = jaxnas.analyze(Mlp(), variables, ROWS)
+    net = jaxnas.supernet(groups, {"in_*/hidden": Choice(2, 4, 8)}, verify=False)
     arch = {"in_*/hidden": jnp.array([0, 1], jnp.int32)}
 
     def rebuild(sizes):
@@ -156,10 +142,8 @@ def turned():
 
 def test_turns_of_other_sizes_are_saved_loaded_and_exported(turned, tmp_path):
     """Those that are alike stay a scan, over the rows that are left."""
-    variables, sizes = (
-        turned.model.variables,
-        Size(lambda ratio, base: int(ratio * base)),
-    )  # of a decision by turn and one of all turns
+    variables = turned.model.variables
+    sizes = Size(lambda ratio, base: int(ratio * base))  # of a decision by turn and one of all turns
     decisions = {"ratio": Choice(0.5, 1.0).repeat(3), "base": Choice(4, 12)}
     net = jaxnas.supernet(turned, {"layers/hidden": sizes, "layer": Depth(1, 2, 3)}, decisions=decisions)
     assert net.space.choices["ratio"].active == "layer"

@@ -1,5 +1,6 @@
-"""The drill itself: it sees what differs, and a short form of it ends well."""
+"""Tools: the drill sees what differs and ends well; what `tools.convert_gguf` refuses, and the drill."""
 
+import importlib.util
 import os
 import pathlib
 import re
@@ -70,3 +71,20 @@ def test_what_the_drill_does_not_know_is_refused(tmp_path):
         "tools.fault_drill", f"--workdir={tmp_path / 'drill'}", "--flows=trainings", code=2
     )
     assert "trainings" in message and "training, search" in message and not (tmp_path / "drill").exists()
+
+
+def test_convert_gguf_refuses_what_it_cannot_read_or_write(tmp_path, monkeypatch):
+    real, other = tmp_path / "real.gguf", tmp_path / "other.gguf"
+    real.write_bytes(b"GGUF")
+    other.write_bytes(b"PK\x03\x04")
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda *name: None if name == ("gguf",) else find(*name))
+    cases = [
+        (tmp_path / "none.gguf", tmp_path / "out", "none.gguf"),
+        (other, tmp_path / "out", "PK"),
+        (real, tmp_path, str(tmp_path)),
+        (real, tmp_path / "out", "jaxnas[gguf]"),
+    ]
+    for source, output, name in cases:
+        said = in_process.main("tools.convert_gguf", f"--gguf={source}", f"--output={output}", code=2)
+        assert name in said
