@@ -16,6 +16,8 @@ from absl import logging as absl_logging
 
 from jaxnas.experiments.__main__ import BINARIES
 
+PROGRAMS = {"experiments", "benchmarks", "tools"}  # where modules define flags of their own
+
 
 class Done(NamedTuple):
     status: int
@@ -76,12 +78,9 @@ def _own_flags():
     app.define_help_flags()  # absl's own, which it defines once in a process
 
     def take():
-        found = {name: flags.FLAGS.find_module_defining_flag(name) or "" for name in flags.FLAGS}
-        ours = {
-            name: (module, flags.FLAGS[name])
-            for name, module in found.items()
-            if {"experiments", "benchmarks", "tools"} & set(re.split(r"[./]", module))
-        }
+        places = {name: flags.FLAGS.find_module_defining_flag(name) or "" for name in flags.FLAGS}
+        names = [name for name, module in places.items() if {*re.split(r"[./]", module)} & PROGRAMS]
+        ours = {name: (places[name], flags.FLAGS[name]) for name in names}
         for name in ours:
             delattr(flags.FLAGS, name)
         return ours

@@ -99,12 +99,8 @@ def decoded(dataset, role):
     return [(dataset.vocabulary.decode(tokens[mask]).strip(), int(label)) for tokens, mask, label in rows]
 
 
-FUNCTIONS = {
-    "[MIN": min,
-    "[MAX": max,
-    "[MED": lambda values: int(statistics.median(values)),
-    "[SM": lambda values: sum(values) % 10,
-}
+FUNCTIONS = {"[MIN": min, "[MAX": max, "[SM": lambda values: sum(values) % 10}
+FUNCTIONS["[MED"] = lambda values: int(statistics.median(values))
 
 
 def expression_value(text):

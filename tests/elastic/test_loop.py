@@ -26,9 +26,8 @@ class Mlps(Elastic):
 
     def body(self, x, decisions, train):
         embed = elastic.fixed(x.shape[-1])
-        inputs = [
-            sizes(decisions, i) | {"hidden": decisions["hidden", i], "shift": 0.1 * i} for i in range(3)
-        ]
+        own = [{"hidden": decisions["hidden", i], "shift": 0.1 * i} for i in range(3)]
+        inputs = [sizes(decisions, i) | more for i, more in enumerate(own)]
 
         def call(layer, x, inputs):
             hidden = elastic.width(int, inputs["hidden"])

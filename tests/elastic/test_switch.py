@@ -49,10 +49,8 @@ def elastic(name, max_branches, arch, *values):
     sizes = {one: choose(one, *pair) for one, *pair in zip(names, OPTIONS[name], arch[:2], strict=True)}
     # As a layer's input is: with zeros behind.
     values = (values[0] * sizes[names[0]].mask()[None, :], *values[1:])
-    gate, maskable = choose("gate", (0, 1), arch[2]), names if name == "dense" else names[:1]
-    outputs = run(
-        FUNCTIONS[name], AXES[name], sizes, *values, gate=gate, maskable=maskable, max_branches=max_branches
-    )
+    options = dict(gate=choose("gate", (0, 1), arch[2]), maskable=names if name == "dense" else names[:1])
+    outputs = run(FUNCTIONS[name], AXES[name], sizes, *values, **options, max_branches=max_branches)
     return outputs if name == "dense" else outputs[0]
 
 

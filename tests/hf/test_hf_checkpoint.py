@@ -7,8 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hf_checkpoints import CASES, difference, inputs_of, logits, make
+from hf_checkpoints import CASES, inputs_of, logits, make
 from jax.sharding import PartitionSpec
+from small_nets import difference
 
 import jaxnas
 from jaxnas import hf

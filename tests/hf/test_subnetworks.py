@@ -6,7 +6,8 @@ import jax
 import numpy as np
 import pytest
 import tiers
-from hf_checkpoints import CASES, difference, inputs_of, logits, make, reloaded
+from hf_checkpoints import CASES, inputs_of, logits, make, reloaded
+from small_nets import difference
 
 import jaxnas
 from jaxnas import Choice, Skip, hf

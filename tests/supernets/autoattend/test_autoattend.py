@@ -108,9 +108,8 @@ def by_torch(torch, params, values):
 
 def test_operations_and_how_they_are_joined_are_those_of_pytorch():
     torch = pytest.importorskip("torch")
-    net = AutoAttendText(
-        spaces.autoattend(3, SOME), CLASSES, WORDS, embedding=5, width=8, num_heads=2, context="none"
-    )
+    sizes = dict(embedding=5, width=8, num_heads=2)
+    net = AutoAttendText(spaces.autoattend(3, SOME), CLASSES, WORDS, **sizes, context="none")
     variables, apply, seen = promises.positive_variables(net, TEXTS), jit(net.apply), set()
     for seed in range(20):
         arch = sample(net.space, seed)

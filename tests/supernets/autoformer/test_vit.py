@@ -11,29 +11,12 @@ import promises
 import pytest
 import tiers
 from jax.sharding import NamedSharding, PartitionSpec
-from small_nets import CLASSES, SHAPE, difference, jit, normal, sample, setting, take
+from small_nets import CLASSES, SHAPE, difference, jit, normal, setting
 
 import jaxnas
 from jaxnas import spaces, supernets
 from jaxnas.elastic.layers import drop_path
 from jaxnas.training import make_mesh
-
-
-@pytest.mark.eight_devices
-@pytest.mark.parametrize("name", ["narrow", *tiers.nightly("switch")])
-def test_a_population_over_devices_is_the_loop(name):
-    """One architecture after the other on each device: real branches, which `vmap` has not."""
-    case, mesh = setting(name), make_mesh(4)
-    archs, along = sample(case.space, 5, 8), PartitionSpec("data")
-
-    def logits(arch):
-        return case.net.apply({"params": case.params}, case.images, arch)
-
-    population = jax.shard_map(
-        lambda archs: jax.lax.map(logits, archs), mesh=mesh, in_specs=along, out_specs=along, check_vma=False
-    )
-    for i, one in enumerate(np.asarray(jit(population)(archs))):
-        assert difference(one, case.net.apply(case.variables, case.images, take(archs, i))) <= 1e-5
 
 
 @pytest.mark.hlo

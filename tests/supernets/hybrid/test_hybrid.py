@@ -1,5 +1,7 @@
 """The hybrid supernet: blocks against PyTorch, resolutions, batch statistics, published counts."""
 
+import functools
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -143,10 +145,8 @@ def torch_nasvit(p, x, heads, stride):
 def test_blocks_are_those_of_pytorch(name):
     """In training, output and gradients of one architecture."""
     kind, stage, place, before, after, given = BLOCKS[name]
-    if kind in blocks.ATTENTION:
-        block = blocks.ATTENTION[kind](stage, place, train=True)
-    else:
-        block = blocks.MBConv(stage, place, train=True, fused=kind == "fused_mbconv")
+    make = blocks.ATTENTION.get(kind) or functools.partial(blocks.MBConv, fused=kind == "fused_mbconv")
+    block = make(stage, place, train=True)
     x, chosen = normal(3, 8, 8, before), chosen_of(before, after, **given)
     variables = positive_variables(block, x, chosen=chosen)
 

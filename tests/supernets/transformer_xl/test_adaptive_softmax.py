@@ -105,9 +105,8 @@ def assert_close(ours, expected, tolerance=1e-5):
     jax.tree.map(close, ours, expected)
 
 
-every_module = pytest.mark.parametrize(
-    "module", tiers.cases(MODULES.values(), (MODULES["chunks in part"],)), ids=MODULES
-)
+CASES = tiers.cases(MODULES.values(), (MODULES["chunks in part"],))
+every_module = pytest.mark.parametrize("module", CASES, ids=MODULES)
 
 
 @every_module
