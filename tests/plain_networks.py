@@ -161,10 +161,10 @@ def weights(model, inputs):
 
 def every(groups, own):
     """A choice of sizes for every group, and others."""
-    sizes = {
-        group.name: range(group.size % 2 or 2, group.size + 1, 2)
-        if group.kind == "kernel"
-        else sorted({max(1, group.size // 4), max(1, group.size // 2), group.size})
-        for group in groups
-    }
-    return {name: Choice(*one) for name, one in sizes.items()} | own
+
+    def sizes(group):
+        if group.kind == "kernel":
+            return range(group.size % 2 or 2, group.size + 1, 2)
+        return sorted({max(1, group.size // 4), max(1, group.size // 2), group.size})
+
+    return {group.name: Choice(*sizes(group)) for group in groups} | own

@@ -78,12 +78,8 @@ class Operations(Elastic):
         x = nn.Conv(8, (3, 3), strides=3)(images)
         shared = nn.Dense(8)
         for i in range(2):
-            blocks = {
-                "identity": Identity(),
-                "dense": nn.Dense(8),
-                "deep": Deep(nn.Dense(16), train),
-                "conv": nn.Conv(8, (3, 3), feature_group_count=2),
-            }
+            blocks = {"identity": Identity(), "dense": nn.Dense(8), "deep": Deep(nn.Dense(16), train)}
+            blocks["conv"] = nn.Conv(8, (3, 3), feature_group_count=2)
             x = Mixture(blocks)(decisions["op", i], x)
             if i == 0:
                 x = shared(x)

@@ -16,18 +16,9 @@ import refusals
 from jaxnas import hf
 from jaxnas.hf import checkpoint, decoder_values, tensor_files
 
-VALUES = dict(
-    model_type="llama",
-    architectures=["LlamaForCausalLM"],
-    vocab_size=11,
-    hidden_size=12,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    intermediate_size=10,
-    head_dim=4,
-    dtype="float32",
-)
+SIZES = dict(vocab_size=11, hidden_size=12, num_hidden_layers=2, intermediate_size=10, head_dim=4)
+VALUES = dict(**SIZES, model_type="llama", architectures=["LlamaForCausalLM"], dtype="float32")
+VALUES |= dict(num_attention_heads=4, num_key_value_heads=2)
 
 
 def drawn(module):

@@ -13,10 +13,9 @@ import jaxnas
 
 RANDOM = np.random.default_rng(0)
 INPUTS = {
-    TABLE: RANDOM.normal(size=(5, 6)).astype(np.float32),
-    CONV: RANDOM.normal(size=(2, 12, 12, 3)).astype(np.float32),
-    TEXT: {"tokens": RANDOM.integers(0, 7, (2, 5)), "mask": np.array([[1] * 5, [1, 1, 1, 0, 0]], bool)},
+    net: np.float32(RANDOM.normal(size=shape)) for net, shape in ((TABLE, (5, 6)), (CONV, (2, 12, 12, 3)))
 }
+INPUTS[TEXT] = {"tokens": RANDOM.integers(0, 7, (2, 5)), "mask": np.arange(5)[None] < np.array([[5], [3]])}
 
 
 def dense(weights, x, name):

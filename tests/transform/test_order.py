@@ -171,30 +171,22 @@ def _positional(variables, x):
     """Hidden positions that are enumerated, accumulated, sorted and asked for, and some that are not."""
     angles, counted, added, sorted_, asked, free, equal = (x @ w for w in variables["first"])
     asked = asked + jnp.argmax(asked, -1, keepdims=True).astype(x.dtype)
-    parts = [
-        angles * np.linspace(0.1, 1, 6, dtype=np.float32),
-        counted * jnp.arange(6, dtype=x.dtype),
-        jnp.cumsum(added, -1),
-        jnp.sort(sorted_, -1),
-        asked,
-        jnp.tanh(free),
-        equal * np.full(6, 2, np.float32),
-    ]
+    parts = [angles * np.linspace(0.1, 1, 6, dtype=np.float32), counted * jnp.arange(6, dtype=x.dtype)]
+    parts += [jnp.cumsum(added, -1), jnp.sort(sorted_, -1), asked]
+    parts += [jnp.tanh(free), equal * np.full(6, 2, np.float32)]
     return sum(part @ w for part, w in zip(parts, variables["second"], strict=True))
 
 
 def test_groups_in_which_positions_matter_stay_as_they_are():
     keys = jax.random.split(jax.random.key(0), 14)
-    variables = {
-        "first": [jax.random.normal(key, (3, 6)) for key in keys[:7]],
-        "second": [jax.random.normal(key, (6, 2)) for key in keys[7:]],
-    }
+    first = [jax.random.normal(key, (3, 6)) for key in keys[:7]]
+    variables = {"first": first, "second": [jax.random.normal(key, (6, 2)) for key in keys[7:]]}
     x = jax.random.normal(jax.random.key(3), (4, 3))
     with jax.numpy_rank_promotion("allow"):
         net = _halves(analyze(_positional, variables, x))
         assert len(net.places) == 7
         ordered = order(net, {"params": variables}, by="weights")["params"]
-    same = [np.array_equal(a, b) for a, b in zip(variables["first"], ordered["first"], strict=True)]
+    same = list(map(np.array_equal, first, ordered["first"]))
     assert same == [True] * 5 + [False] * 2
 
 

@@ -9,7 +9,6 @@ import numpy as np
 import promises
 import pytest
 import refusals
-from user_networks import Elastic
 
 import jaxnas
 from jaxnas import Choice, Size, Space, elastic, network, testing
@@ -33,12 +32,15 @@ class Hidden(nn.Module):
         return x + nn.Dense(x.shape[-1], name="down")(y)
 
 
-class Mlp(Elastic):
+class Mlp(nn.Module):
+    space: Space
     width: int = 8
     hidden: tuple = (6, 12, 6, 12)
     last: int = 10
 
-    def body(self, x, decisions, train):
+    @nn.compact
+    def __call__(self, x, arch=None, *, train=False):
+        decisions = elastic.Decisions(self.space, arch)
         x = nn.Dense(self.width, name="stem")(x)
         for i in range(2):
             narrow, wide = (Hidden(size) for size in self.hidden[2 * i : 2 * i + 2])
@@ -47,30 +49,24 @@ class Mlp(Elastic):
         return nn.Dense(3, name="head")(nn.relu(nn.Dense(self.last, name="last")(x)))
 
 
-class Cnn(Elastic):
-    def body(self, x, decisions, train):
+class Cnn(nn.Module):
+    space: Space
+
+    @nn.compact
+    def __call__(self, x, arch=None, *, train=False):
+        decisions = elastic.Decisions(self.space, arch)
         x = nn.relu(nn.BatchNorm(use_running_average=not train)(nn.Conv(8, (3, 3), name="stem")(x)))
         blocks = {"3": nn.Conv(8, (3, 3)), "1": nn.Conv(8, (1, 1))}
         x = nn.relu(elastic.Mixture(blocks, name="conv")(decisions["conv"], x))
         return nn.Dense(3, name="head")(nn.Dense(6, name="last")(x).mean((1, 2)))
 
 
+OF_MLP = {"width": Choice(4, 8), "Hidden_[02]/hidden": Choice(3, 6), "Hidden_[13]/hidden": Choice(5, 12)}
+OF_MLP |= {"last/hidden": Choice(4, 10)}
+OF_CNN = {"stem/channels": Choice(4, 8), "last/hidden": Choice(2, 6)}
 CASES = {
-    "mlp": (
-        Mlp(Space(op=OPS.repeat(2))),
-        jax.random.normal(KEY, (4, 5)),
-        {
-            "width": Choice(4, 8),
-            "Hidden_[02]/hidden": Choice(3, 6),
-            "Hidden_[13]/hidden": Choice(5, 12),
-            "last/hidden": Choice(4, 10),
-        },
-    ),
-    "cnn": (
-        Cnn(Space(conv=Choice("3", "1"))),
-        jax.random.normal(KEY, (2, 6, 6, 2)),
-        {"stem/channels": Choice(4, 8), "last/hidden": Choice(2, 6)},
-    ),
+    "mlp": (Mlp(Space(op=OPS.repeat(2))), jax.random.normal(KEY, (4, 5)), OF_MLP),
+    "cnn": (Cnn(Space(conv=Choice("3", "1"))), jax.random.normal(KEY, (2, 6, 6, 2)), OF_CNN),
 }
 
 

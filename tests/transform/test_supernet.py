@@ -19,11 +19,9 @@ KEY = jax.random.key(0)
 IMAGES = jax.random.normal(KEY, (2, 8, 8, 2))
 TOKENS = jax.random.randint(KEY, (2, 6), 0, 11)
 ROWS = jax.random.normal(KEY, (3, 5))
-STACKS = {
-    "first": jax.random.normal(KEY, (5, 8)),
-    "layers": {name: jax.random.normal(KEY, (8, 3, 12)) for name in ("in", "out")}
-    | {"gate": jax.random.normal(KEY, (12, 3))},
-}
+SHAPES = {"in": (8, 3, 12), "out": (8, 3, 12), "gate": (12, 3)}
+LAYERS = {name: jax.random.normal(KEY, shape) for name, shape in SHAPES.items()}
+STACKS = {"first": jax.random.normal(KEY, (5, 8)), "layers": LAYERS}
 TAPS = {"taps": jax.random.normal(KEY, (3, 5, 5, 2, 2)), "out": jax.random.normal(KEY, (2, 3))}
 HIDDEN = {"layers/hidden": Choice(4, 8).repeat(3)}
 HEADS = {"layers/attention/heads": Choice(2, 4).repeat(3), "layers/attention": Skip()}

@@ -158,11 +158,9 @@ def test_each_place_and_context_has_weights_of_its_own(context):
         for i in range(80):
             arch = jax.tree.map(lambda x, i=i: np.asarray(x[i]), archs)
             names = edges_of(space.to_dict(arch), operation, context)
-            names = {
-                edge - 3 * pairs.targets.start: name
-                for edge, name in names.items()
-                if edge // 3 in pairs.targets and (pairs.of_layers if name[0] else pairs.of_input)
-            }
+            kept = [edge for edge in names if edge // 3 in pairs.targets]
+            kept = [edge for edge in kept if (pairs.of_layers if names[edge][0] else pairs.of_input)]
+            names = {edge - 3 * pairs.targets.start: names[edge] for edge in kept}
             for edge, name in names.items():
                 key = (operation, pairs, name)
                 assert used[i, edge] and row_of.setdefault(key, indices[i, edge]) == indices[i, edge]

@@ -52,25 +52,20 @@ def bigbird_pattern(i, j, block, num_random, seed):
     return blocks[i // block, j // block]
 
 
+def sparse_pattern(i, j, block, summary=0):
+    return (i // block == j // block) | (j % block >= block - summary)
+
+
+SUMMARIES = [dict(block=b, summary=c) for b, c in ((5, 3), (6, 6), (1, 1), (4, 1), (30, 2))]
+BLOCKS = ((3, 1), (8, 2), (1, 2), (2, 0), (3, 9), (30, 1))
+BIGBIRD = [dict(block=b, num_random=r, seed=5) for b, r in BLOCKS]
 # A function, which pairs of places it sees, and settings.
 PATTERNS = {
     "softmax": (dense.softmax, lambda i, j: i + j >= 0, [{}]),
-    "local": (
-        sparse.local,
-        lambda i, j, block: i // block == j // block,
-        [dict(block=b) for b in (3, 50, 1, 8)],
-    ),
+    "local": (sparse.local, sparse_pattern, [dict(block=b) for b in (3, 50, 1, 8)]),
     "longformer": (sparse.longformer, window_pattern, [dict(window=w) for w in (6, 7, 1, 2, 3, 40)]),
-    "sparse": (
-        sparse.sparse_transformer,
-        lambda i, j, block, summary: (i // block == j // block) | (j % block >= block - summary),
-        [dict(block=b, summary=c) for b, c in ((5, 3), (6, 6), (1, 1), (4, 1), (30, 2))],
-    ),
-    "bigbird": (
-        sparse.bigbird,
-        bigbird_pattern,
-        [dict(block=b, num_random=r, seed=5) for b, r in ((3, 1), (8, 2), (1, 2), (2, 0), (3, 9), (30, 1))],
-    ),
+    "sparse": (sparse.sparse_transformer, sparse_pattern, SUMMARIES),
+    "bigbird": (sparse.bigbird, bigbird_pattern, BIGBIRD),
 }
 
 
