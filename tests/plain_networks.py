@@ -26,6 +26,19 @@ class Convolutional(nn.Module):
         return nn.Dense(3)(y)
 
 
+class Pictures(nn.Module):
+    """A convolution with batch statistics, dropout and two outputs."""
+
+    size: int
+    width: int
+
+    @nn.compact
+    def __call__(self, x, train=False):
+        x = nn.Conv(self.width, (self.size, self.size), name="conv")(x)
+        x = nn.relu(nn.BatchNorm(use_running_average=not train)(x)).mean((1, 2))
+        return nn.Dense(2)(nn.Dropout(0.3, deterministic=not train)(x))
+
+
 class Block(nn.Module):
     @nn.compact
     def __call__(self, x, train=False):

@@ -6,20 +6,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from flax import linen, nnx
+from flax import nnx
+from plain_networks import Pictures
 from small_nets import TABLE, normal, sample, take
 
 import jaxnas
 from jaxnas import Choice
 
 KEY = jax.random.key(0)
-
-
-class Convolutions(linen.Module):
-    @linen.compact
-    def __call__(self, x, train=False):
-        x = linen.BatchNorm(use_running_average=not train)(linen.Conv(6, (3, 3), name="stem")(x))
-        return linen.Dense(3)(linen.Dropout(0.3, deterministic=not train)(linen.relu(x).mean((1, 2))))
 
 
 def equal(a, b):
@@ -52,9 +46,10 @@ def test_outputs_and_gradients_are_those_of_the_network_in_one_program():
 
 
 def test_a_found_network_trains_on_in_an_optimizer_of_nnx_and_comes_back():
-    images, labels = normal(6, 8, 8, 1), jnp.arange(6) % 3
-    groups = jaxnas.analyze(Convolutions(), Convolutions().init(KEY, images), images)
-    net = jaxnas.supernet(groups, {"stem/channels": Choice(2, 4, 6)})
+    images, labels = normal(6, 8, 8, 1), jnp.arange(6) % 2
+    model = Pictures(3, 6)
+    groups = jaxnas.analyze(model, model.init(KEY, images), images)
+    net = jaxnas.supernet(groups, {"conv/channels": Choice(2, 4, 6)})
     before, arch, key = groups.model.variables, net.space.smallest(), jax.random.key(3)
     module = jaxnas.nnx.from_linen(net, before)
     equal(jaxnas.nnx.to_linen(module), before)

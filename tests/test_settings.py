@@ -91,10 +91,8 @@ def test_whole_numbers_that_increase_are_that(cls, name, settings):
             cls(**settings | {name: value})
         owner = GROUPS.get(cls, f"{cls.__name__}: ")
         assert f"{owner}{name} is {value!r}, expected whole numbers" in str(error.value)
+    # Those of NumPy become plain ones: settings are written as JSON, and compared.
     given = getattr(cls(**settings | {name: [*np.arange(2, 4)]}), name)
     assert given == (2, 3) and {type(x) for x in given} == {int}
-
-
-def test_whole_numbers_of_numpy_become_plain_ones():
     given = training.Training(steps=np.arange(4)[3])
     assert type(given.steps) is int and given == training.Training(steps=3)

@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import refusals
+from plain_networks import Pictures
 from small_nets import normal
 from user_networks import Elastic
 
@@ -119,18 +120,9 @@ def test_a_kernel_is_carried_at_its_center():
     assert found.new == ("params/conv/kernel",)
 
 
-class Plain(nn.Module):
-    size: int
-    width: int
-
-    @nn.compact
-    def __call__(self, x, train=False):
-        return nn.Dense(3)(nn.Conv(self.width, (self.size, self.size), name="conv")(x).mean((1, 2)))
-
-
 def test_a_kernel_of_a_transformed_network_is_carried_at_its_center():
     def made(seed, sizes, widths):
-        module, images = Plain(sizes[-1], widths[-1]), jnp.ones(SHAPE)
+        module, images = Pictures(sizes[-1], widths[-1]), jnp.ones(SHAPE)
         groups = jaxnas.analyze(module, module.init(jax.random.key(seed), images), images)
         choices = {"conv/kernel": Choice(*sizes), "conv/channels": Choice(*widths)}
         net = jaxnas.supernet(groups, choices, form="masked", verify=False)

@@ -67,7 +67,7 @@ class Deep(nn.Module):
 
 
 class Identity(nn.Module):
-    def __call__(self, x):
+    def __call__(self, x, *others, **options):
         return x
 
 
@@ -92,14 +92,9 @@ class ElasticOperations(Elastic):
     def body(self, inputs, decisions, train):
         hidden = width(int, decisions["hidden"], axis="mlp")
         x = nn.Dense(8)(inputs["features"])  # [B, N, 8]
-        x = Mixture({"identity": Second(), "mlp": nn.remat(ElasticMlp)()})(decisions["op"], x, hidden)
+        x = Mixture({"identity": Identity(), "mlp": nn.remat(ElasticMlp)()})(decisions["op"], x, hidden)
         sums = jax.ops.segment_sum(x.reshape(-1, 8), inputs["nodes"].reshape(-1), 6)
         return {"features": x, "sums": sums}
-
-
-class Second(nn.Module):
-    def __call__(self, x, hidden):
-        return x
 
 
 class Masked(Elastic):

@@ -9,17 +9,13 @@ import numpy as np
 import promises
 import pytest
 import refusals
+from user_networks import Identity
 
 import jaxnas
 from jaxnas import Choice, Size, Space, elastic, network, testing
 
 KEY = jax.random.key(0)
 OPS = Choice("narrow", "wide", "skip")
-
-
-class Identity(nn.Module):
-    def __call__(self, x, train=False):
-        return x
 
 
 class Hidden(nn.Module):
@@ -184,13 +180,10 @@ def test_the_modules_own_class_is_rebuilt():
     assert own.error <= 1e-5
 
 
-def test_places_are_recorded_in_the_order_of_calls():
-    """Also of blocks that Linen stores outside of the mixture that calls them."""
+def test_places_are_in_the_order_of_calls_and_sizes_may_follow_the_modules_own_decisions():
+    """Also places of blocks that Linen stores outside of the mixture that calls them."""
     places = made("mlp", "masked")[0].described()["places"]
     assert list(places) == ["width", *(f"Hidden_{i}/hidden" for i in range(4)), "last/hidden"]
-
-
-def test_sizes_may_follow_the_modules_own_decisions():
     sizes = {"last/hidden": Size(lambda conv: {"3": 6, "1": 2}[conv])}
     net = jaxnas.supernet(analyzed("cnn"), sizes, form="masked")
     assert list(net.space) == ["conv"]

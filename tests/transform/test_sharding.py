@@ -7,6 +7,7 @@ import numpy as np
 import optax
 import pytest
 from jax.sharding import PartitionSpec as P
+from plain_networks import Pictures
 from small_tasks import task_of
 
 import jaxnas
@@ -32,13 +33,6 @@ class Patches(nn.Module):
         return nn.Dense(2, name="head")(x.mean(axis=1))
 
 
-class Pictures(nn.Module):
-    @nn.compact
-    def __call__(self, images, train=False):
-        x = nn.relu(nn.BatchNorm(use_running_average=not train)(nn.Conv(8, (3, 3))(images)))
-        return nn.Dense(2)(nn.Conv(6, (3, 3))(x).mean((1, 2)))
-
-
 def supernet_of(model, choices, form):
     inputs = task_of("images").inputs
     variables = model.init(jax.random.key(0), jnp.zeros(inputs.shape, inputs.dtype))
@@ -47,7 +41,7 @@ def supernet_of(model, choices, form):
 
 NETS = {
     "attention": lambda: supernet_of(Patches(), CHOICES, "switch"),
-    "convolutions": lambda: supernet_of(Pictures(), {"Conv_*/channels": Choice(2, 6)}, "masked"),
+    "convolutions": lambda: supernet_of(Pictures(3, 8), {"conv/channels": Choice(2, 8)}, "masked"),
 }
 CHOICES = {"width": Choice(4, 8), "up/hidden": Choice(4, 16), "attention/heads": Choice(1, 2)}
 

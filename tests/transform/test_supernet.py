@@ -53,13 +53,9 @@ def case(request):
     return net, net.init(KEY, inputs), inputs
 
 
-def test_a_supernet_is_its_extracted_networks(case):
-    """P1, P2, P3 and P7, as the function says."""
+def test_a_supernet_is_its_extracted_networks_in_both_forms(case):
+    """P1, P2, P3, P5 and P7, as the functions say."""
     promises.check_transformed(*case, samples=20)
-
-
-def test_both_forms_vmap_and_soft_decisions_agree(case):
-    """P3 and P5, as the function says."""
     promises.check_forms(*case)
 
 

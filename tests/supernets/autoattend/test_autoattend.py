@@ -24,9 +24,10 @@ from jaxnas.supernets.autoattend.text import windows
 pytestmark = pytest.mark.more  # a whole supernet
 
 CONTEXTS = ("none", "source", "target", "full")
+FURTHER = tiers.nightly(("unframed", "full"), ("unframed", "none"), ("text", "full"))
 
 
-def test_spaces_have_the_sizes_of_the_paper():
+def test_spaces_have_the_sizes_of_the_paper_and_its_network():
     for layers, operations, size in ((2, 8, 318_402), (2, 13, 7_098_912), (3, 13, 40_123_050_624)):
         names = ("zero", *map(str, range(operations - 1)))
         assert spaces.autoattend(layers, names).cardinality == size
@@ -34,9 +35,6 @@ def test_spaces_have_the_sizes_of_the_paper():
     alone = spaces.autoattend(3, SOME, attention=False)
     assert alone.cardinality == math.prod(layer * 5 * 4 for layer in (1, 2, 3))
     assert spaces.autoattend(24, spaces.AUTOATTEND_CORA).cardinality > spaces.autoattend(24).cardinality
-
-
-def test_the_published_network_is_in_the_space():
     space = spaces.autoattend(24)
     values = space.to_dict(space.from_dict(spaces.autoattend_sst_options()))
     assert values["layer"].count("attention") == 13 and values["source"][17] == 14
@@ -171,14 +169,7 @@ def test_each_place_and_context_has_weights_of_its_own(context):
 
 
 @pytest.mark.hlo
-@pytest.mark.parametrize(
-    "kind, context",
-    [
-        ("nodes", "full"),
-        ("text", "none"),
-        *tiers.nightly(("unframed", "full"), ("unframed", "none"), ("text", "full")),
-    ],
-)
+@pytest.mark.parametrize("kind, context", [("nodes", "full"), ("text", "none"), *FURTHER])
 def test_extracted_networks_have_their_own_parameters_only(kind, context):
     net, variables, inputs = net_of(kind, context), variables_of(kind, context), inputs_of(kind)
     for seed in range(2 if kind == "nodes" else 1):
@@ -249,15 +240,12 @@ def test_vectors_that_are_tuned_begin_as_those_of_the_task(kind):
     assert np.max(np.abs(got - expected)) > 1e-3
 
 
-def test_a_long_text_is_cut_into_windows():
+def test_a_long_text_is_read_in_windows_up_to_its_end_whatever_its_padding():
     x = jnp.arange(20).reshape(2, 10)
     cut = windows(x, 4, 3)
     assert cut.reshape(2, 3, 4)[1].tolist() == [[10, 11, 12, 13], [13, 14, 15, 16], [16, 17, 18, 19]]
     assert windows(x[:, :9], 4, 3).reshape(2, 3, 4)[0, 2].tolist() == [6, 7, 8, 0]
     assert windows(x, 12, 6).shape == (2, 12)
-
-
-def test_a_text_is_read_in_windows_up_to_its_end_whatever_its_padding():
     net, variables = net_of("text").clone(window=4, stride=3), variables_of("text")
     run = jit(net.apply)
     texts = {"tokens": jnp.asarray(RNG.integers(0, WORDS, (7, 10)), jnp.int32)}

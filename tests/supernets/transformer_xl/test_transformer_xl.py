@@ -82,8 +82,8 @@ def probe():
     return jax.tree.map(np.asarray, run(params_of(NET), ARCHS, SOFT, memories))
 
 
-def test_scanned_blocks_are_the_unrolled_ones():
-    """P1 too: the program gets the architecture as an argument."""
+def test_scanned_blocks_are_the_unrolled_ones_and_vmap_over_architectures_is_the_loop():
+    """P5, hard and soft, and P1: the program gets the architecture as an argument."""
     (gradient, outputs), (expected_gradient, expected) = probe()["scanned"], probe()["unrolled"]
     assert difference(outputs, expected) < 1e-5 and difference(gradient, expected_gradient) < 1e-4
     assert difference(*probe()["soft"]) < 1e-5
@@ -91,13 +91,8 @@ def test_scanned_blocks_are_the_unrolled_ones():
     gradient, outputs = probe()["softened"]
     assert difference(outputs, take(expected, 0)) < 1e-5
     assert difference(gradient, take(expected_gradient, 0)) < 1e-4
-
-
-def test_vmap_over_architectures_is_the_loop():
-    """P5, hard and soft."""
-    _, (scores, _) = probe()["scanned"]
     for many in probe()["vmap"]:
-        np.testing.assert_allclose(many, scores, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(many, probe()["scanned"][1][0], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("form", ["unrolled", "scanned"])
