@@ -56,7 +56,18 @@ def test_round_trip_is_exact(name, tmp_path):
     assert os.listdir(tmp_path) == ["subnet"]
 
 
-def test_files_can_be_read_without_jaxnas(saved):
+RUN_ALONE = """
+import sys
+sys.modules |= {"jaxnas": None, "flax": None}  # they cannot be imported
+import pathlib, jax, numpy
+program = jax.export.deserialize(pathlib.Path("subnet/model.stablehlo").read_bytes())
+assert set(program.platforms) == {"cpu", "cuda", "tpu"}
+for size in (1, 3):
+    numpy.save(f"logits_{size}.npy", program.call(numpy.load(f"images_{size}.npy")))
+"""
+
+
+def test_files_are_read_and_an_exported_program_runs_without_jaxnas(saved):
     net, variables = extracted("narrow")
     tensors = safetensors.numpy.load_file(saved / "model.safetensors")
     kernel = variables["params"]["block_0"]["attention"]["qkv_kernel"]
@@ -66,6 +77,21 @@ def test_files_can_be_read_without_jaxnas(saved):
     assert description["architecture"] == net.space.to_dict(net.space.smallest())
     assert description["inputs"] == {"shape": list(SHAPE[1:]), "dtype": "float32"}
     assert description["fields"]["dtype"] == {"dtype": "float32"}
+    net, variables = artifacts.load_subnet(saved)
+    path = artifacts.export_subnet(saved, net, variables, SHAPE)
+    assert path == saved / "model.stablehlo" and artifacts.exported_batch(path) is None
+    assert artifacts.load_subnet(saved)[0] == net
+    images = {size: normal(size, *SHAPE[1:]) for size in (1, 3)}
+    for size, batch in images.items():
+        np.save(saved.parent / f"images_{size}.npy", batch)
+    command, environment = [sys.executable, "-c", RUN_ALONE], os.environ | {"JAX_PLATFORMS": "cpu"}
+    subprocess.run(command, cwd=saved.parent, check=True, timeout=300, env=environment)
+    for size, batch in images.items():
+        logits = np.load(saved.parent / f"logits_{size}.npy")
+        assert logits.shape == (size, 5) and logits.dtype == np.float32
+        np.testing.assert_allclose(logits, jax.jit(net.apply)(variables, batch), rtol=1e-5, atol=1e-5)
+    save(saved, net, variables)
+    assert sorted(os.listdir(saved)) == ["model.safetensors", "subnet.json"]
 
 
 class Everything(nn.Module):
@@ -272,35 +298,6 @@ def test_damage_is_named(saved, tmp_path):
         (saved / name).unlink()
         refusals.check((lambda: artifacts.load_subnet(saved), FileNotFoundError, str(saved)))
     refusals.check((lambda: artifacts.load_subnet(tmp_path / "none"), FileNotFoundError, "none"))
-
-
-RUN_ALONE = """
-import sys
-sys.modules |= {"jaxnas": None, "flax": None}  # they cannot be imported
-import pathlib, jax, numpy
-program = jax.export.deserialize(pathlib.Path("subnet/model.stablehlo").read_bytes())
-assert set(program.platforms) == {"cpu", "cuda", "tpu"}
-for size in (1, 3):
-    numpy.save(f"logits_{size}.npy", program.call(numpy.load(f"images_{size}.npy")))
-"""
-
-
-def test_exported_program_runs_without_jaxnas_beside_the_saved_network(saved):
-    net, variables = artifacts.load_subnet(saved)
-    path = artifacts.export_subnet(saved, net, variables, SHAPE)
-    assert path == saved / "model.stablehlo" and artifacts.exported_batch(path) is None
-    assert artifacts.load_subnet(saved)[0] == net
-    images = {size: normal(size, *SHAPE[1:]) for size in (1, 3)}
-    for size, batch in images.items():
-        np.save(saved.parent / f"images_{size}.npy", batch)
-    command, environment = [sys.executable, "-c", RUN_ALONE], os.environ | {"JAX_PLATFORMS": "cpu"}
-    subprocess.run(command, cwd=saved.parent, check=True, timeout=300, env=environment)
-    for size, batch in images.items():
-        logits = np.load(saved.parent / f"logits_{size}.npy")
-        assert logits.shape == (size, 5) and logits.dtype == np.float32
-        np.testing.assert_allclose(logits, jax.jit(net.apply)(variables, batch), rtol=1e-5, atol=1e-5)
-    save(saved, net, variables)
-    assert sorted(os.listdir(saved)) == ["model.safetensors", "subnet.json"]
 
 
 class CountsRows(Elastic):

@@ -148,10 +148,9 @@ def test_groups_within_branches_are_ordered_and_modules_have_a_rank():
     archs = [net.space.from_dict(largest | {"op": op}) for op in pairs]
     run = jax.jit(lambda variables: [net.apply(variables, inputs, arch) for arch in archs])
     read = np.abs(before["Hidden_1"]["down"]["kernel"]).sum(1)
+    of_loss = {"batches": [(inputs, None)], "loss": lambda outputs, _: jnp.sum(outputs**2)}
     for by in ("activations", "weights", "contributions", "taylor"):
-        given = {"batches": [inputs]}
-        if by == "taylor":
-            given = {"batches": [(inputs, None)], "loss": lambda outputs, _: jnp.sum(outputs**2)}
+        given = of_loss if by == "taylor" else {"batches": [inputs]}
         ordered = jaxnas.order(net, variables, by=by, **given)
         for found, expected in zip(run(ordered), run(variables), strict=True):
             np.testing.assert_allclose(found, expected, atol=1e-5)

@@ -114,29 +114,15 @@ def test_extraction_from_a_converted_supernet_is_the_converted_architecture(rest
     assert cost(net, shape)(arch)["params"] == sum(leaf.size for leaf in jax.tree.leaves(extracted))
 
 
-CONFIG = """
-import numpy as np
-from jaxnas.experiments import Config
-from jaxnas import data, runs, search, spaces, supernets, tasks
-from jaxnas.training import Training
-
-SPACE = spaces.vit(embed_dim=(24,), depth=(1,), num_heads=(1, 2), mlp_ratio=(2.0,))
-images, labels = np.random.default_rng(0).integers(0, 255, (60, 32, 32, 3), np.uint8), np.arange(60) % 7
-CONFIG = Config(
-    name="official",
-    task=tasks.Images(data=data.from_arrays(images, labels, images[:20], labels[:20])),
-    network=supernets.ViT(SPACE, image_size=32, patch_size=8, num_classes=7, head_dim=16),
-    training=Training(steps=1),
-    search=runs.Search(runs.ByStrategy(search.RandomSearch(SPACE, evaluations=2, batch=2))),
-)
-"""
-
-
 def test_an_official_supernet_is_searched_by_one_command(tmp_path):
-    (tmp_path / "official.py").write_text(CONFIG)
-    torch.save({"model": checkpoint(network())}, tmp_path / "supernet.pth")
-    given = f"--config={tmp_path}/official.py", f"--workdir={tmp_path}/run"
-    in_process.main("search", *given, f"--supernet={tmp_path}/supernet.pth")
+    digits = network(image_size=8, patch_size=2, num_classes=10, max_relative_position=3)
+    torch.save({"model": checkpoint(digits, channels=1)}, tmp_path / "supernet.pth")
+    few = {"population": 2, "parents": 1, "mutations": 1, "crossovers": 0, "evaluations": 2}
+    settings = {f"search.method.strategy.{name}": number for name, number in few.items()}
+    settings |= {"network.space": "vit((24,), (1,), (1, 2), (2.0,))", "search.most_share": 1.0}
+    sets = [f"--set={name}={value}" for name, value in settings.items()]
+    given = "--config=autoformer_digits", f"--workdir={tmp_path}/run", f"--data_dir={tmp_path}"
+    in_process.main("search", *given, *sets, f"--supernet={tmp_path}/supernet.pth")
     assert result.read(tmp_path / "run").found.extraction_error < 1e-5
 
 

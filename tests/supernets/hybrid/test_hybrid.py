@@ -88,9 +88,7 @@ def torch_mbconv(p, x, kind, stage, stride):
     return y + x if stride == 1 and x.shape == y.shape else y
 
 
-def torch_transformer(p, x, heads, stride):
-    if "downsample" in p:
-        x = torch_conv_norm(p["downsample"], x, stride)
+def torch_transformer(p, x, heads):
     kernel = p["positions"]["kernel"].permute(3, 2, 0, 1)
     x = x + F.conv2d(x, kernel, p["positions"]["bias"], padding=1, groups=x.shape[1])
     batch, channels, rows, columns = x.shape
@@ -109,17 +107,16 @@ def torch_transformer(p, x, heads, stride):
     return x.transpose(1, 2).reshape(batch, channels, rows, columns)
 
 
-def torch_nasvit(p, x, heads, stride):
-    if "downsample" in p:
-        x = torch_conv_norm(p["downsample"], x, stride)
+def torch_nasvit(p, x, heads):
     batch, channels, rows, columns = x.shape
     y = torch_norm(p["attention_norm"], x.permute(0, 2, 3, 1))
     attention = p["attention"]
-    queries, keys, values = (
-        torch.einsum("brce,ehd->bhdrc", y, attention[f"{name}_kernel"])
-        + attention[f"{name}_bias"][None, :, :, None, None]
-        for name in ("query", "key", "value")
-    )
+
+    def project(name):
+        bias = attention[f"{name}_bias"][None, :, :, None, None]
+        return torch.einsum("brce,ehd->bhdrc", y, attention[f"{name}_kernel"]) + bias
+
+    queries, keys, values = map(project, ("query", "key", "value"))
     convolution = attention["value_convolution"].permute(2, 3, 0, 1).flatten(0, 1)[:, None]
     values = F.conv2d(values.flatten(1, 2), convolution, padding=1, groups=len(convolution))
     values = values.reshape(batch, heads, -1, rows * columns)
@@ -163,8 +160,10 @@ def test_blocks_are_those_of_pytorch(name):
     params, images = to_torch((variables["params"], x), gradient=True)
     stride, inputs = stage.stride if place == 0 else 1, images.permute(0, 3, 1, 2)
     if kind in blocks.ATTENTION:
+        if "downsample" in params:
+            inputs = torch_conv_norm(params["downsample"], inputs, stride)
         reference = {"transformer": torch_transformer, "nasvit": torch_nasvit}[kind]
-        expected = reference(params, inputs, given.get("heads", after // stage.head_dim), stride)
+        expected = reference(params, inputs, given.get("heads", after // stage.head_dim))
     else:
         expected = torch_mbconv(params, inputs, kind, stage, stride)
     expected = expected.permute(0, 2, 3, 1)
@@ -299,24 +298,23 @@ ALPHANETS = {
 
 def efficientnetv2(name):
     widths, depths, *_ = EFFICIENTNETS[name]
-    values = {"width_stem": widths[0], "width_head": 1280}
-    for i, (channels, depth) in enumerate(zip(widths[1:], depths, strict=True), 1):
-        expansion = (1, 4, 4, 4, 6, 6)[i - 1]
+    values, space = {"width_stem": widths[0], "width_head": 1280}, EFFICIENTNETV2.space
+    for i, stage in enumerate(zip(widths[1:], depths, (1, 4, 4, 4, 6, 6), strict=True), 1):
+        channels, depth, expansion = stage
         of_blocks = {"block": "fused_mbconv" if i <= 3 else "mbconv", "kernel": 3, "expansion": expansion}
         of_blocks |= {"squeeze": 0.25} if i > 3 else {}
         values |= {f"width_{i}": channels, f"depth_{i}": depth}
         values |= {f"{key}_{i}": [value] * depth for key, value in of_blocks.items()}
-    space = EFFICIENTNETV2.space
     return space.from_dict({name: value for name, value in values.items() if name in space})
 
 
 def alphanet(name):
     _, resolution, head, *stages = ALPHANETS[name]
     values, space = {"resolution": resolution, "width_stem": 16, "width_head": head}, ALPHANET.space
-    for i, (channels, depth, kernel, expansion) in enumerate(zip(*stages, strict=True), 1):
-        values |= {f"width_{i}": channels, f"depth_{i}": int(depth), f"block_{i}": "mbconv"}
-        values |= {f"kernel_{i}": int(kernel), f"expansion_{i}": int(expansion)}
-        values |= {f"squeeze_{i}": space[f"squeeze_{i}"].options[0]}
+    for i, (width, *others) in enumerate(zip(*stages, strict=True), 1):
+        stage = dict(zip(("depth", "kernel", "expansion"), map(int, others), strict=True))
+        stage |= {"width": width, "block": "mbconv", "squeeze": space[f"squeeze_{i}"].options[0]}
+        values |= {f"{key}_{i}": value for key, value in stage.items()}
     return space.from_dict(values)
 
 
