@@ -157,8 +157,7 @@ def test_beyond_int32_rounds_once():
 def test_soft_cost_is_the_expected_cost(name):
     """Over independent decisions; its gradient is the difference that an option makes."""
     space, cost, rng = setting(name).space, cost_of(name), np.random.default_rng(0)
-    draws = {key: rng.dirichlet(np.ones(choice.width), choice.shape) for key, choice in space.decisions}
-    soft = jax.tree.map(jnp.float32, draws)
+    soft = {key: jnp.float32(rng.dirichlet(np.ones(one.width), one.shape)) for key, one in space.decisions}
     codes = np.array(list(itertools.product(*(range(size) for size in space.sizes))), np.int32)
     rows = [row for key in soft for row in np.asarray(soft[key], np.float64).reshape(-1, space[key].width)]
     probability = np.prod([row[codes[:, i]] for i, row in enumerate(rows)], axis=0)
