@@ -105,9 +105,7 @@ class Normed(eqx.Module):
         return self.mlp(jax.nn.relu(x).mean((1, 2))), state
 
 
-VIT = dict(
-    img_size=32, in_channels=3, dim=16, patch_size=8, num_heads=2, depths=[2], reg_tokens=1, proj_drop=0.1
-)
+VIT = dict(reg_tokens=1, proj_drop=0.1)
 CONVNEXT = dict(depths=[1, 1], dims=[8, 16], layer_scale_init_value=0.1)
 ATTNET = dict(dims=[16, 32], depths=[1, 1], exp_rates=[2, 2], kernel_sizes=[3, 3])
 PICTURE, LAST = (2, 3, 32, 32), dict(num_classes=3, key=KEY)
