@@ -25,13 +25,11 @@ class Store:
 
     def __init__(self):
         self.objects, self.generation, self.lock = {}, 0, threading.RLock()
-        self.writes = []  # The names that were written, in order.
 
     def put(self, name, data):
         with self.lock:
             self.generation += 1
             self.objects[name] = bytes(data), self.generation
-            self.writes.append(name)
 
     def describe(self, name):
         data, generation = self.objects[name]

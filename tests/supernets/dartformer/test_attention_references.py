@@ -104,13 +104,10 @@ def test_random_blocks_are_others_and_follow_the_seed():
     assert used.sum(axis=1).tolist() == [2, 1, 1, 2]
 
 
-def test_linear_attention_weighs_as_its_quadratic_form():
+def test_linear_attention_weighs_as_its_quadratic_form_and_linformer_with_the_identity_is_softmax():
     query, key, value, mask = operands(150)
     weights = np.log(products(*(np.where(x > 0, x + 1, np.exp(x)) for x in (query, key))))
     close(jax.jit(dense.linear)(query, key, value, mask), reference(weights, value, mask))
-
-
-def test_linformer_with_the_identity_is_softmax():
     query, key, value, _ = operands(9)
     mask = np.ones((2, 9), bool)
     out = jax.jit(dense.linformer)(query, key, value, mask, np.eye(9, dtype=np.float32))
