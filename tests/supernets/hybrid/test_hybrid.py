@@ -20,7 +20,6 @@ from jaxnas.supernets import hybrid
 from jaxnas.supernets.hybrid import blocks
 from jaxnas.supernets.hybrid.blocks import Stage
 from jaxnas.supernets.hybrid.network import DEFAULTS, resize
-from jaxnas.testing import check_network
 
 torch = pytest.importorskip("torch")
 from torch.nn import functional as F  # noqa: E402
@@ -222,20 +221,6 @@ def test_a_dropped_branch_leaves_the_input():
 def shapes_of(net, shape):
     variables = nn.meta.unbox(annotated(net, shape).variables)
     return {path: leaf.shape for path, leaf in tensors.flatten(variables["params"]).items()}
-
-
-def test_the_small_space_has_networks_of_one_kind_of_block():
-    """Restricted, it is part of the same supernet, without parameters of the other kind."""
-    space = spaces.hybrid_small()
-    whole = shapes_of(supernets.Hybrid(space, 10, **hybrid.SMALL), (1, 28, 28, 1))
-    for first, kind in (("transformer", "transformer"), ("fused_mbconv", "mbconv")):
-        net = supernets.Hybrid(space.restrict(block_1=first, block_2=kind, block_3=kind), 10, **hybrid.SMALL)
-        part = shapes_of(net, (1, 28, 28, 1))
-        assert part.items() < whole.items()
-        assert any("attention" in path for path in part) == (kind == "transformer")
-        assert any("depthwise" in path for path in part) == (kind == "mbconv")
-        if first == kind:  # of blocks that are beyond the depth, too
-            check_network(net, (1, 28, 28, 1))
 
 
 def test_a_resolution_is_chosen_within_one_program():
