@@ -64,12 +64,10 @@ hypothesis.settings.load_profile("jaxnas")
 
 
 def pytest_configure(config):
-    """Lets libraries read their absl flags, which no absl.app.run parses here."""
     flags.FLAGS.mark_as_parsed()
 
 
 def pytest_addoption(parser):
-    """--tier, as tests/tiers.py says."""
     parser.addoption(
         "--tier", choices=tiers.TIERS, default="full", help="which tests run (full: the quick ones too)"
     )
@@ -103,7 +101,6 @@ _DEVICES = jax.devices
 
 @pytest.fixture(scope="session", autouse=True)
 def one_device():
-    """The machine seems to have one device, so that a default mesh compiles for one."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(jax, "devices", lambda *backend: _DEVICES(*backend)[:1])
         yield
@@ -111,7 +108,6 @@ def one_device():
 
 @pytest.fixture(autouse=True)
 def all_devices(request, monkeypatch):
-    """For tests marked `eight_devices` the machine has them; skips on one with fewer accelerators."""
     if request.node.get_closest_marker("eight_devices"):
         if (count := len(_DEVICES())) < 8:
             pytest.skip(f"it needs eight devices, and there are {count}")

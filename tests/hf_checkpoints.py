@@ -2,39 +2,15 @@
 
 import numpy as np
 
-DECODER = dict(
-    vocab_size=61,
-    hidden_size=24,
-    num_hidden_layers=3,
-    num_attention_heads=6,
-    num_key_value_heads=2,
-    intermediate_size=40,
-    max_position_embeddings=64,
-    pad_token_id=0,
-)
-IMAGE = dict(
-    hidden_size=24,
-    num_hidden_layers=3,
-    num_attention_heads=3,
-    intermediate_size=40,
-    image_size=8,
-    patch_size=4,
-    num_labels=7,
-)
-LLAMA3 = dict(
-    rope_type="llama3",
-    rope_theta=100.0,
-    factor=8.0,
-    low_freq_factor=1.0,
-    high_freq_factor=4.0,
-    original_max_position_embeddings=16,
-)
+SIZES = dict(hidden_size=24, num_hidden_layers=3, intermediate_size=40)
+HEADS = dict(num_attention_heads=6, num_key_value_heads=2)
+DECODER = dict(**SIZES, **HEADS, vocab_size=61, max_position_embeddings=64, pad_token_id=0)
+IMAGE = dict(**SIZES, num_attention_heads=3, image_size=8, patch_size=4, num_labels=7)
+ROPE = dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0)
+LLAMA3 = dict(**ROPE, rope_theta=100.0, original_max_position_embeddings=16)
+LAYER_TYPES = dict(layer_types=["sliding_attention", "full_attention", "sliding_attention"])
 GEMMA = dict(
-    head_dim=8,
-    sliding_window=4,
-    query_pre_attn_scalar=12,
-    final_logit_softcapping=5.0,
-    layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+    **LAYER_TYPES, head_dim=8, sliding_window=4, query_pre_attn_scalar=12, final_logit_softcapping=5.0
 )
 QWEN = dict(use_sliding_window=True, sliding_window=4, max_window_layers=1)
 # The class of the model, and what its config has beside the sizes.
@@ -55,7 +31,6 @@ IMAGES = ("vit", "deit", "deit_teacher")
 
 
 def inputs_of(name):
-    """A batch of inputs, as jaxnas takes them."""
     random = np.random.default_rng(0)
     if name in IMAGES:
         return random.normal(size=(2, 8, 8, 3)).astype(np.float32)
@@ -94,7 +69,6 @@ def tiny(folder):
 
 
 def with_tokenizer(folder, words):
-    """Gives a checkpoint a tokenizer that knows some words; others are the first one."""
     import tokenizers
 
     made = tokenizers.Tokenizer(tokenizers.models.WordLevel({w: i for i, w in enumerate(words)}, words[0]))
@@ -103,7 +77,6 @@ def with_tokenizer(folder, words):
 
 
 def logits(model, inputs):
-    """What a model of transformers computes."""
     import torch
 
     if inputs.ndim == 4:
@@ -122,8 +95,3 @@ def reloaded(folder, kind):
     model, told = getattr(transformers, auto).from_pretrained(folder, output_loading_info=True)
     assert not any(told.values()), told
     return model.eval()
-
-
-def difference(one, other):
-    """The largest difference of two arrays, in terms of the largest value."""
-    return np.abs(np.asarray(one) - np.asarray(other)).max() / np.abs(np.asarray(other)).max()

@@ -16,6 +16,8 @@ from absl import logging as absl_logging
 
 from jaxnas.experiments.__main__ import BINARIES
 
+PROGRAMS = {"experiments", "benchmarks", "tools"}  # where modules define flags of their own
+
 
 class Done(NamedTuple):
     status: int
@@ -24,18 +26,15 @@ class Done(NamedTuple):
 
 
 def run(binary, *arguments):
-    """What `jaxnas <binary> <arguments>` does; or of `benchmarks.<name>`, `tools.<name>`."""
     name = binary if binary.startswith(("benchmarks.", "tools.")) else f"jaxnas.experiments.{binary}"
     return _run(lambda: runpy.run_module(name, run_name="__main__", alter_sys=True), arguments, name)
 
 
 def call(main, *arguments):
-    """What an installed command does, whose entry point is this function."""
     return _run(main, arguments)
 
 
 def script(path, *arguments):
-    """What `python path arguments` prints."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(path.parent)
         done = _run(lambda: runpy.run_path(str(path), run_name="__main__"), arguments)
@@ -67,7 +66,6 @@ def _run(program, arguments, *names):
 
 
 def main(binary, *arguments, code=0):
-    """The output of a run that ends with a status."""
     done = run(binary, *arguments)
     assert done.status == code, f"{done.status}: {done.stdout}{done.stderr}"
     assert "Traceback" not in done.stderr
@@ -80,12 +78,9 @@ def _own_flags():
     app.define_help_flags()  # absl's own, which it defines once in a process
 
     def take():
-        found = {name: flags.FLAGS.find_module_defining_flag(name) or "" for name in flags.FLAGS}
-        ours = {
-            name: (module, flags.FLAGS[name])
-            for name, module in found.items()
-            if {"experiments", "benchmarks", "tools"} & set(re.split(r"[./]", module))
-        }
+        places = {name: flags.FLAGS.find_module_defining_flag(name) or "" for name in flags.FLAGS}
+        names = [name for name, module in places.items() if {*re.split(r"[./]", module)} & PROGRAMS]
+        ours = {name: (places[name], flags.FLAGS[name]) for name in names}
         for name in ours:
             delattr(flags.FLAGS, name)
         return ours

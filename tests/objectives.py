@@ -8,7 +8,6 @@ import time
 
 
 def count(values):
-    """How many positions have the last option."""
     return float(sum(value == "c" for value in values["op"]))
 
 
@@ -30,12 +29,10 @@ def troubled(values):
 
 
 def never(values):
-    """Is not to be called."""
     raise AssertionError("evaluated")
 
 
 def broken(values):
-    """Fails always."""
     raise ImportError(f"no module for {values['op'][0]}")
 
 
@@ -66,7 +63,6 @@ def began(folder, number):
 
 
 def product(left, right):
-    """A job of two arguments."""
     if left == 7:
         raise ValueError("seven")
     if left == 8:

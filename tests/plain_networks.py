@@ -26,9 +26,20 @@ class Convolutional(nn.Module):
         return nn.Dense(3)(y)
 
 
-class Block(nn.Module):
-    """Attention with one product for queries, keys and values, and a gated MLP."""
+class Pictures(nn.Module):
+    """A convolution with batch statistics, dropout and two outputs."""
 
+    size: int
+    width: int
+
+    @nn.compact
+    def __call__(self, x, train=False):
+        x = nn.Conv(self.width, (self.size, self.size), name="conv")(x)
+        x = nn.relu(nn.BatchNorm(use_running_average=not train)(x)).mean((1, 2))
+        return nn.Dense(2)(nn.Dropout(0.3, deterministic=not train)(x))
+
+
+class Block(nn.Module):
     @nn.compact
     def __call__(self, x, train=False):
         y = nn.RMSNorm()(x)
@@ -72,8 +83,6 @@ def by_turn(variables, inputs):
 
 
 class Layer(nn.Module):
-    """A block as `nn.scan` takes it."""
-
     train: bool = False
 
     @nn.compact
@@ -98,8 +107,6 @@ class Language(nn.Module):
 
 
 def pictures(variables, images):
-    """A loop over convolutions."""
-
     def layer(x, kernel):
         with jax.named_scope("layer"):
             y = jax.lax.conv_general_dilated(
@@ -167,10 +174,10 @@ def weights(model, inputs):
 
 def every(groups, own):
     """A choice of sizes for every group, and others."""
-    sizes = {
-        group.name: range(group.size % 2 or 2, group.size + 1, 2)
-        if group.kind == "kernel"
-        else sorted({max(1, group.size // 4), max(1, group.size // 2), group.size})
-        for group in groups
-    }
-    return {name: Choice(*one) for name, one in sizes.items()} | own
+
+    def sizes(group):
+        if group.kind == "kernel":
+            return range(group.size % 2 or 2, group.size + 1, 2)
+        return sorted({max(1, group.size // 4), max(1, group.size // 2), group.size})
+
+    return {group.name: Choice(*sizes(group)) for group in groups} | own

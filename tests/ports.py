@@ -4,7 +4,6 @@ import socket
 
 
 def free():
-    """An address of this machine where nothing listens."""
     with socket.socket() as one:
         one.bind(("localhost", 0))
         return f"localhost:{one.getsockname()[1]}"

@@ -39,11 +39,9 @@ def close(found, expected, rtol=1e-5):
 
 
 def check_transformed(net, variables, inputs, samples=8):
-    """P1, P2, P3 and P7 of a transformed network in training.
+    """P1, P2, P3 and P7 of a transformed network in training, also of its statistics and gradients.
 
-    One program serves all architectures. Outputs, updated statistics and gradients of the smallest one and of
-    a random one are those of the extracted networks. What an architecture does not use changes nothing: NaN
-    in outputs, and numbers in gradients.
+    What an architecture does not use changes nothing: NaN in outputs, and numbers in gradients.
     """
     traces, others = [], {name: tree for name, tree in variables.items() if name != "params"}
 
@@ -110,12 +108,9 @@ def check_forms(net, variables, inputs):
 
 
 def poisoned(variables, masks, value):
-    """P2 of transformed networks: variables with some value in entries that an architecture doesn't use.
+    """P2: variables with some value in the entries that masks, by collection and path, call unused.
 
-    Args:
-      variables: by collection.
-      masks: of the used entries, by collection and path.
-      value: NaN where nothing may be read; a number where derivatives may multiply it by zero.
+    NaN where nothing may be read; a number where derivatives may multiply it by zero.
     """
     found = flatten(variables)
     for path, x in found.items():
@@ -144,7 +139,6 @@ def check_only_sums(lowered):
 
 
 def equations(jaxpr):
-    """Every equation of a program, with those inside of its calls."""
     for equation in jaxpr.eqns:
         yield equation
         for inner in jaxprs_in_params(equation.params):

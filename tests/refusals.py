@@ -12,9 +12,8 @@ def check(*cases):
         try:
             result = call()
         except error as raised:
-            failures += [
-                f"{where}: {name!r} is not in {str(raised)!r}" for name in names if name not in str(raised)
-            ]
+            said = str(raised)
+            failures += [f"{where}: {name!r} is not in {said!r}" for name in names if name not in said]
         except Exception as raised:
             failures.append(f"{where}: expected {error}, got {type(raised).__name__}: {raised}")
         else:

@@ -28,7 +28,6 @@ NODES = {
 
 @functools.cache
 def autoattend(kind, context="full"):
-    """Of a kind: "text", "nodes", or "unframed" for nodes without a frame."""
     sizes = {"num_classes": CLASSES, "width": 8, "num_heads": 2, "context": context, "dropout": 0.2}
     if kind == "nodes":
         return AutoAttendNodes(spaces.autoattend(2, ("zero", "identity", "gcn", "gat_2")), **sizes)

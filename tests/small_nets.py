@@ -58,13 +58,7 @@ class Setting:
 
 @functools.cache
 def setting(name: str) -> Setting:
-    net = supernets.ViT(
-        image_size=8,
-        patch_size=4,
-        num_classes=CLASSES,
-        head_dim=4,
-        **SETTINGS[name],
-    )
+    net = supernets.ViT(image_size=8, patch_size=4, num_classes=CLASSES, head_dim=4, **SETTINGS[name])
     return Setting(net, random_params(net), normal(*SHAPE))
 
 
@@ -102,5 +96,4 @@ def take(batch, index):
 
 
 def flatten(tree):
-    """Leaves on the host by their paths."""
     return flax.traverse_util.flatten_dict(jax.tree.map(np.asarray, tree))

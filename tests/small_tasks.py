@@ -22,7 +22,6 @@ TASKS = ("images", "language", "text", "graphs", "table")
 
 
 def random_images(count, seed):
-    """Images of two classes that differ in brightness."""
     random = np.random.default_rng(seed)
     labels = random.integers(0, 2, count)
     images = random.integers(0, 100, (count, 4, 4, 1)) + 100 * labels[:, None, None, None]
@@ -119,8 +118,6 @@ class Perceptron(Elastic):
 
 
 class Reader(Elastic):
-    """The mean of the embeddings of the words that a mask leaves, and a hidden layer."""
-
     vocabulary: int
 
     def body(self, inputs, decisions, train):
@@ -160,8 +157,6 @@ class Recalling(Elastic):
 
 
 class Neighbors(Elastic):
-    """An operation on graphs, and a hidden layer for each node."""
-
     def body(self, inputs, decisions, train):
         hidden = width(int, decisions["hidden"])
         x, graph = ops.union(inputs)
@@ -173,7 +168,6 @@ class Neighbors(Elastic):
 
 
 def recalling():
-    """A language model with a memory that compiles in a moment."""
     return Recalling(Space(hidden=Choice(2, 4, 8)))
 
 

@@ -38,7 +38,6 @@ _done, _counts = collections.Counter(), collections.Counter()
 
 
 def pytest_configure(config):
-    """Starts listening to JAX and to the starts of processes."""
     import jax
 
     jax.monitoring.register_event_duration_secs_listener(_listen)
@@ -53,7 +52,6 @@ def _now():
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item):
-    """Writes the line of one test."""
     _done.clear(), _counts.clear(), _spans.clear(), _starts.clear()
     before = _now()
     result = yield

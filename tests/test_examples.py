@@ -42,10 +42,9 @@ def test_any_network(library, tmp_path, monkeypatch):
     training_of, search_of = training.Training, runs.Search
     monkeypatch.setattr(training, "Training", lambda **given: training_of(**given | {"steps": 10}))
     monkeypatch.setattr(jaxnas, "supernet", functools.partial(jaxnas.supernet, form="masked"))
-    strategy = search.RandomSearch(
-        Space(any=Choice(1)), evaluations=2, batch=2
-    )  # the run's own space follows
-    few = {"method": runs.ByStrategy(strategy), "most_share": 1.0}
+    any_space = Space(any=Choice(1))  # the run's own space follows
+    few = {"method": runs.ByStrategy(search.RandomSearch(any_space, evaluations=2, batch=2))}
+    few["most_share"] = 1.0
     monkeypatch.setattr(runs, "Search", lambda *_, **given: search_of(**given | few))
     (tmp_path / "text.txt").write_text("Call me whatever you like. " * 400)
     in_process.script(ROOT / "examples" / f"any_{library}.py", "text.txt")

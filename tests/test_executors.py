@@ -56,16 +56,10 @@ ERRORS = [
 
 def test_exceptions_come_back_from_another_process_as_they_were():
     """One that cannot be unpickled breaks a pool of processes, which then says nothing of it."""
-    modules = [
-        importlib.import_module(found.name) for found in pkgutil.walk_packages(jaxnas.__path__, "jaxnas.")
-    ]
-    public = {
-        one
-        for module in modules
-        for name, one in vars(module).items()
-        if isinstance(one, type) and issubclass(one, Exception) and not name.startswith("_")
-    }
-    ours = {one for one in public if one.__module__.startswith("jaxnas.")}
+    names = [found.name for found in pkgutil.walk_packages(jaxnas.__path__, "jaxnas.")]
+    public = [pair for name in names for pair in vars(importlib.import_module(name)).items()]
+    errors = {x for name, x in public if isinstance(x, type) and issubclass(x, Exception) and name[0] != "_"}
+    ours = {one for one in errors if one.__module__.startswith("jaxnas.")}
     assert {one for one in ours if ".experiments." not in one.__module__} == {type(one) for one in ERRORS}
     for error in ERRORS:
         again = pickle.loads(pickle.dumps(error))
@@ -117,15 +111,10 @@ def test_a_search_on_ray_loses_and_repeats_no_evaluation_when_workers_are_killed
         if standing.evaluations in (3, 8):
             (notes / "kill").touch()
 
-    result = search.run_parallel(
-        search.RandomSearch(SPACE, evaluations=14, batch=1),
-        functools.partial(objectives.noted, str(notes)),
-        jax.random.key(0),
-        workers=2,
-        executor=cluster,
-        history_path=tmp_path / "history.jsonl",
-        progress=progress,
-    )
+    strategy = search.RandomSearch(SPACE, evaluations=14, batch=1)
+    objective = functools.partial(objectives.noted, str(notes))
+    given = dict(workers=2, executor=cluster, history_path=tmp_path / "history.jsonl", progress=progress)
+    result = search.run_parallel(strategy, objective, jax.random.key(0), **given)
     assert result.failed == 0 and len(result.history) == 14
     told = {"".join(line["architecture"]["op"]): line["score"] for line in result.history}
     assert len(told) == 14
@@ -147,15 +136,10 @@ def test_failures_on_ray_are_those_of_other_executors(cluster, tmp_path, monkeyp
         (lambda: search.run_parallel(random(SPACE, batch=1), one, key, executor=cluster), ValueError, "one"),
     )
     # A worker that hangs is ended by Ray, and another goes on with the next evaluation.
-    result = search.run_parallel(
-        random(SPACE, evaluations=27, batch=1),
-        objectives.troubled,
-        key,
-        workers=2,
-        executor=executors.Ray(max_retries=0),
-        metric="score",
-        timeout=20.0,  # A process that Ray begins anew counts to it.
-    )
+    # Within the time-out is the start of a process that Ray begins anew.
+    given = dict(workers=2, executor=executors.Ray(max_retries=0), metric="score", timeout=20.0)
+    strategy = random(SPACE, evaluations=27, batch=1)
+    result = search.run_parallel(strategy, objectives.troubled, key, **given)
     assert len(result.history) == 27 and result.failed == 24 and result.score == 3
     reasons = {"".join(line["architecture"]["op"]): line.get("error") for line in result.history}
     assert reasons["aaa"] == "RuntimeError: out of luck" and "SystemExit: no data" in reasons["aab"]

@@ -58,9 +58,8 @@ def test_what_is_inactive_takes_no_time():
 
 
 def test_blocks_are_measured_on_the_device_and_kept(tmp_path):
-    net = supernets.TransformerXL(
-        SPACE, vocabulary=5, width=64, num_heads=2, head_dim=8, hidden=512, memory_length=16
-    )
+    sizes = dict(vocabulary=5, width=64, num_heads=2, head_dim=8, hidden=512, memory_length=16)
+    net = supernets.TransformerXL(SPACE, **sizes)
     table = measure_blocks(net, tasks.Language(data="tiny_shakespeare", length=64), 4)
     added = table.options["block"]
     assert added["identity"] == 0 < added["feed_forward"]

@@ -1,25 +1,19 @@
 """Networks as Flax NNX modules compute, differentiate and train as Flax Linen does."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from flax import linen, nnx
+from flax import nnx
+from plain_networks import Pictures
 from small_nets import TABLE, normal, sample, take
 
 import jaxnas
 from jaxnas import Choice
 
 KEY = jax.random.key(0)
-
-
-class Convolutions(linen.Module):
-    """A network of somebody else, with batch statistics and dropout."""
-
-    @linen.compact
-    def __call__(self, x, train=False):
-        x = linen.BatchNorm(use_running_average=not train)(linen.Conv(6, (3, 3), name="stem")(x))
-        return linen.Dense(3)(linen.Dropout(0.3, deterministic=not train)(linen.relu(x).mean((1, 2))))
 
 
 def equal(a, b):
@@ -52,9 +46,10 @@ def test_outputs_and_gradients_are_those_of_the_network_in_one_program():
 
 
 def test_a_found_network_trains_on_in_an_optimizer_of_nnx_and_comes_back():
-    images, labels = normal(6, 8, 8, 1), jnp.arange(6) % 3
-    groups = jaxnas.analyze(Convolutions(), Convolutions().init(KEY, images), images)
-    net = jaxnas.supernet(groups, {"stem/channels": Choice(2, 4, 6)})
+    images, labels = normal(6, 8, 8, 1), jnp.arange(6) % 2
+    model = Pictures(3, 6)
+    groups = jaxnas.analyze(model, model.init(KEY, images), images)
+    net = jaxnas.supernet(groups, {"conv/channels": Choice(2, 4, 6)})
     before, arch, key = groups.model.variables, net.space.smallest(), jax.random.key(3)
     module = jaxnas.nnx.from_linen(net, before)
     equal(jaxnas.nnx.to_linen(module), before)
@@ -63,15 +58,11 @@ def test_a_found_network_trains_on_in_an_optimizer_of_nnx_and_comes_back():
         return optax.softmax_cross_entropy_with_integer_labels(outputs, labels).mean()
 
     apply, optimizer = jax.jit(net.apply, static_argnames=("train", "mutable")), optax.sgd(0.1, momentum=0.9)
-    outputs, changed = apply(
-        before, images, arch, train=True, rngs={"dropout": key}, mutable=("batch_stats",)
-    )
-    np.testing.assert_allclose(module(images, arch, train=True, key=key), outputs, atol=1e-6)
-    jax.tree.map(
-        lambda x, y: np.testing.assert_allclose(x, y, atol=1e-6),
-        jaxnas.nnx.to_linen(module)["batch_stats"],
-        changed["batch_stats"],
-    )
+    training = dict(train=True, rngs={"dropout": key}, mutable=("batch_stats",))
+    outputs, changed = apply(before, images, arch, **training)
+    close = functools.partial(np.testing.assert_allclose, atol=1e-6)
+    close(module(images, arch, train=True, key=key), outputs)
+    jax.tree.map(close, jaxnas.nnx.to_linen(module)["batch_stats"], changed["batch_stats"])
     steps = nnx.Optimizer(module, optimizer, wrt=nnx.Param)
 
     @nnx.jit
@@ -82,8 +73,5 @@ def test_a_found_network_trains_on_in_an_optimizer_of_nnx_and_comes_back():
 
     losses = [float(step(module, steps)) for _ in range(4)]
     assert losses == sorted(losses, reverse=True) and losses[-1] < losses[0]
-    trained = jaxnas.nnx.to_linen(module)
-    small = jaxnas.extract(net, trained, arch, verify=images)
-    np.testing.assert_allclose(
-        small.net.apply(small.variables, images), module(images, arch), rtol=1e-5, atol=1e-5
-    )
+    small = jaxnas.extract(net, jaxnas.nnx.to_linen(module), arch, verify=images)
+    close(small.net.apply(small.variables, images), module(images, arch), rtol=1e-5, atol=1e-5)

@@ -37,9 +37,8 @@ def test_a_study_has_the_decisions_scores_costs_and_failures_of_a_search():
     strategy = search.RandomSearch(SPACE, cost, evaluations=40, batch=10)
     result = search.run(strategy, sometimes, KEY)
     study = jaxnas.optuna.to_study(SPACE, result.history, bounds={"layers": (None, 5)})
-    assert study.best_value == max(
-        line["score"] for line in result.history if line["layers"] <= 5 and line["score"] is not None
-    )
+    within = [line["score"] for line in result.history if line["layers"] <= 5 and line["score"] is not None]
+    assert study.best_value == max(within)
     assert {trial.params["depth"] for trial in study.best_trials} <= {2, 3}
     for line, trial in zip(result.history, study.trials, strict=True):
         values = line["architecture"]
@@ -131,16 +130,8 @@ def test_a_sampler_learns():
     def near(values):
         return -sum(abs(width - 5) for width in values["width"])
 
-    found = [
-        np.mean(
-            [
-                search.run(strategy(space, evaluations=60), near, jax.random.key(seed)).score
-                for seed in range(3)
-            ]
-        )
-        for strategy in (
-            functools.partial(search.RandomSearch, batch=1),
-            jaxnas.optuna.FromOptuna,
-        )
-    ]
-    assert found[1] > found[0] + 1
+    def found(strategy, **options):
+        searcher = strategy(space, evaluations=60, **options)
+        return np.mean([search.run(searcher, near, jax.random.key(seed)).score for seed in range(3)])
+
+    assert found(jaxnas.optuna.FromOptuna) > found(search.RandomSearch, batch=1) + 1

@@ -26,12 +26,10 @@ TINY = spaces.autoformer("tiny")
 PUBLISHED = spaces.published_options("tiny")  # of AutoFormer-T
 # One option less at one position: positions with different numbers of options.
 RAGGED = Space(
-    depth=Choice(1, 2),
-    width=Choice(3, 4, 5).repeat(2, active="depth").at_positions((3, 5), (3, 4, 5)),
+    depth=Choice(1, 2), width=Choice(3, 4, 5).repeat(2, active="depth").at_positions((3, 5), (3, 4, 5))
 )
 SPACES = {"tiny": TINY, "nested": NESTED, "ragged": RAGGED, "fixed": TINY.fix(TINY.from_dict(PUBLISHED))}
 every_space = pytest.mark.parametrize("space", SPACES.values(), ids=SPACES)
-seeds = st.integers(0, 2**31 - 1)
 
 
 def equal(a, b):
@@ -66,7 +64,6 @@ def test_enumerate_is_every_canonical_architecture_once(name):
 @settings(max_examples=8, deadline=None)
 @given(st.data())
 def test_enumerate_of_any_space(data):
-    """Conditions drawn at random, nested and shared."""
     choices = {}
     for i in range(data.draw(st.integers(1, 5))):
         choice = Choice(*range(data.draw(st.integers(0, 1)), data.draw(st.integers(2, 4))))
@@ -85,33 +82,22 @@ def test_enumerate_of_any_space(data):
 
 @every_space
 @settings(max_examples=4, deadline=None)
-@given(seed=seeds)
-def test_sample(space, seed):
-    """Samples belong to the space, are canonical, and survive encoding and files."""
-    arch = space.sample(jax.random.key(seed))
-    space.check(arch)
-    assert equal(space.canonical(arch), arch)
-    space.check_static(arch)
-    assert equal(space.decode(space.encode(arch)), arch)
-    assert equal(space.from_dict(json.loads(json.dumps(space.to_dict(arch)))), arch)
-    code = jax.random.randint(jax.random.key(seed), (space.length,), 0, jnp.asarray(space.sizes))
-    once = space.canonical(space.decode(code))
-    space.check(once)
-    assert equal(space.canonical(once), once)
-
-
-@every_space
-@settings(max_examples=4, deadline=None)
-@given(seed=seeds, probability=st.floats(0, 1))
-def test_mutate_and_crossover(space, seed, probability):
+@given(seed=st.integers(0, 2**31 - 1), probability=st.floats(0, 1))
+def test_samples_mutants_and_children_belong_to_the_space_and_survive_encoding_and_files(
+    space, seed, probability
+):
     key_a, key_b, key = jax.random.split(jax.random.key(seed), 3)
     a, b = space.sample(key_a), space.sample(key_b)
-    for child in (space.mutate(key, a, probability), space.crossover(key, a, b)):
-        space.check(child)
-        assert equal(space.canonical(child), child)
+    child, code = space.crossover(key, a, b), jax.random.randint(key, (space.length,), 0, space.sizes)
+    for arch in (a, space.mutate(key, a, probability), child, space.canonical(space.decode(code))):
+        space.check(arch)
+        space.check_static(arch)
+        assert equal(space.canonical(arch), arch)
+        assert equal(space.decode(space.encode(arch)), arch)
+        assert equal(space.from_dict(json.loads(json.dumps(space.to_dict(arch)))), arch)
     assert equal(space.mutate(key, a, 0), a)
     assert equal(space.crossover(key, a, a), a)
-    child, in_a, in_b = space.crossover(key, a, b), space.active(a), space.active(b)
+    in_a, in_b = space.active(a), space.active(b)
     for name, active in space.active(child).items():
         from_a = in_a[name] & (child[name] == a[name])
         from_b = in_b[name] & (child[name] == b[name])
@@ -171,22 +157,16 @@ def test_smallest_and_largest_and_what_files_leave_out():
     shallow = {"embed_dim": 192, "depth": 12, "num_heads": [3] * 12, "mlp_ratio": [3.0] * 12}
     deep = {"embed_dim": 240, "depth": 14, "num_heads": [4] * 14, "mlp_ratio": [4.0] * 14}
     unordered = Space(width=Choice(5, 9, 2), kind=Choice("z", "a"))
-    for space, smallest, largest in (
-        (TINY, shallow, deep),
-        (unordered, {"width": 2, "kind": "z"}, {"width": 9, "kind": "a"}),
-    ):
-        assert space.to_dict(space.smallest()) == smallest
-        assert space.to_dict(space.largest()) == largest
+    ends = {"width": 2, "kind": "z"}, {"width": 9, "kind": "a"}
+    for space, *expected in ((TINY, shallow, deep), (unordered, *ends)):
+        assert [space.to_dict(arch) for arch in (space.smallest(), space.largest())] == expected
     values = dict(depth=3, kind=["attention", "identity", "attention"], heads=[2, None, 4], mode="a")
     for inactive in (values, {"depth": 0, "mode": "b", "extra": 1}):
         assert NESTED.to_dict(NESTED.from_dict(inactive)) == inactive
 
 
 def test_soft_architectures():
-    soft = {
-        name: np.full((*choice.shape, choice.width), 1 / choice.width, np.float32)
-        for name, choice in TINY.choices.items()
-    }
+    soft = jax.tree.map(jax.nn.softmax, TINY.logits())
     TINY.check(soft)
     TINY.check({**soft, "depth": np.int32(1)})
     TINY.check(jax.tree.map(lambda x: np.stack([x, x]), soft))

@@ -5,12 +5,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import refusals
+from plain_networks import Pictures
 from small_nets import normal
 from user_networks import Elastic
 
 import jaxnas
 from jaxnas import Choice, Space, elastic, spaces, supernets
-from jaxnas.annotations import annotations
 from jaxnas.tensors import flatten
 
 SHAPE = (2, 8, 8, 1)
@@ -30,31 +30,12 @@ def random(net, seed, inputs=SHAPE):
     return jax.tree.map(lambda x: jnp.asarray(rng.uniform(2, 3, x.shape), x.dtype), shapes)
 
 
-def test_an_architecture_of_both_spaces_has_the_same_weights():
-    """All that it uses is stored at the same place: the promise of weight entanglement."""
-    old, new = vit(OLD), vit(NEW)
+def test_the_common_part_of_each_array_is_carried_and_the_rest_is_new():
+    old, new = vit(OLD), vit(NEW, num_classes=7, max_relative_position=2)
     given, fresh = random(old, 0), random(new, 1)
     kept = jax.tree.map(np.array, fresh)
     found = jaxnas.carry_weights(old, given, new, fresh, SHAPE)
     jax.tree.map(np.testing.assert_array_equal, fresh, kept)
-    values = {"embed_dim": 12, "depth": 2, "num_heads": [2, 2], "mlp_ratio": [1.0, 1.0]}
-    used = []
-    for net, variables in ((old, given), (new, found.variables)):
-        arch = jax.tree.map(np.asarray, net.space.from_dict(values))
-        specs, stored = annotations(net, SHAPE).specs, flatten(variables["params"])
-        in_use = [path for path, spec in specs.items() if spec.shape(arch) is not None]
-        used.append({path: specs[path].active(stored[path], arch) for path in in_use})
-    assert used[0].keys() == used[1].keys() and len(used[0]) > 30
-    jax.tree.map(np.testing.assert_array_equal, *used)
-    same = jaxnas.carry_weights(old, given, old, random(old, 1), SHAPE)
-    assert same.new == () and same.carried == same.total
-    jax.tree.map(np.testing.assert_array_equal, same.variables, given)
-
-
-def test_the_common_part_of_each_array_is_carried_and_the_rest_is_new():
-    old, new = vit(OLD), vit(NEW, num_classes=7, max_relative_position=2)
-    given, fresh = random(old, 0), random(new, 1)
-    found = jaxnas.carry_weights(old, given, new, fresh, SHAPE)
     before, start, after = map(flatten, (given, fresh, found.variables))
     carried, untouched = 0, set()
     assert after.keys() == start.keys()
@@ -70,18 +51,17 @@ def test_the_common_part_of_each_array_is_carried_and_the_rest_is_new():
         carried += expected[part].size
     assert set(found.new) == untouched and any("head" in path for path in untouched)
     assert found.carried == carried > 0 and found.total == sum(x.size for x in after.values())
+    same = jaxnas.carry_weights(old, given, old, random(old, 1), SHAPE)
+    assert same.new == () and same.carried == same.total
+    jax.tree.map(np.testing.assert_array_equal, same.variables, given)
 
 
 class Base(Elastic):
-    """Its layers are given the widths of its decisions."""
-
     def body(self, x, decisions, train):
         return self.layers(x, *(elastic.width(int, decisions[name]) for name in self.space))
 
 
 class Separate(Base):
-    """A scale with values of its own for each width."""
-
     def layers(self, x, first, second):
         sizes, init = (elastic.fixed(4),), nn.initializers.ones
         scale = elastic.parameter(self, "scale", init, sizes, options=(first,))
@@ -123,29 +103,19 @@ def test_a_kernel_is_carried_at_its_center():
     assert found.new == ("params/conv/kernel",)
 
 
-class Plain(nn.Module):
-    """A network that knows nothing of jaxnas."""
-
-    size: int
-    width: int
-
-    @nn.compact
-    def __call__(self, x, train=False):
-        return nn.Dense(3)(nn.Conv(self.width, (self.size, self.size), name="conv")(x).mean((1, 2)))
-
-
 def test_a_kernel_of_a_transformed_network_is_carried_at_its_center():
-    nets, variables = [], []
-    for seed, sizes, widths in ((0, (1, 3), (2, 4)), (1, (3, 5), (4, 6))):
-        module, images = Plain(sizes[-1], widths[-1]), jnp.ones(SHAPE)
+    def made(seed, sizes, widths):
+        module, images = Pictures(sizes[-1], widths[-1]), jnp.ones(SHAPE)
         groups = jaxnas.analyze(module, module.init(jax.random.key(seed), images), images)
         choices = {"conv/kernel": Choice(*sizes), "conv/channels": Choice(*widths)}
-        nets.append(jaxnas.supernet(groups, choices, form="masked", verify=False))
-        variables.append(groups.model.variables)
-    grown = jaxnas.carry_weights(nets[0], variables[0], nets[1], variables[1], SHAPE).variables
-    large, small = (x["params"]["conv"]["kernel"] for x in (grown, variables[0]))
-    np.testing.assert_array_equal(large[1:4, 1:4, :, :4], small)
-    assert not np.array_equal(large, variables[1]["params"]["conv"]["kernel"])
+        net = jaxnas.supernet(groups, choices, form="masked", verify=False)
+        return net, groups.model.variables
+
+    small, large = made(0, (1, 3), (2, 4)), made(1, (3, 5), (4, 6))
+    grown = jaxnas.carry_weights(*small, *large, SHAPE).variables
+    kernels = [x["params"]["conv"]["kernel"] for x in (small[1], grown, large[1])]
+    np.testing.assert_array_equal(kernels[1][1:4, 1:4, :, :4], kernels[0])
+    assert not np.array_equal(*kernels[1:])
 
 
 class Other(Base):

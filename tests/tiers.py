@@ -6,6 +6,7 @@ hand are cases of a table (`cases`, `more`, `nightly`, `pairs`) and supernets of
 """
 
 import inspect
+import itertools
 import pathlib
 import types
 
@@ -25,7 +26,6 @@ def more(*cases):
 
 
 def nightly(*cases):
-    """Further cases for the nightly tier alone."""
     return [pytest.param(*(c if isinstance(c, tuple) else (c,)), marks=pytest.mark.nightly) for c in cases]
 
 
@@ -43,11 +43,8 @@ def pairs(rows, columns, chosen=()):
 
 
 def tier_of(item):
-    """The tier of a collected test."""
-    fixtures = [
-        definition.func for found in item._fixtureinfo.name2fixturedefs.values() for definition in found
-    ]
-    names = _reached([item.function, *fixtures]) | set(item.fixturenames)
+    fixtures = itertools.chain(*item._fixtureinfo.name2fixturedefs.values())
+    names = _reached([item.function, *(one.func for one in fixtures)]) | set(item.fixturenames)
     if item.get_closest_marker("nightly") or names & _NIGHTLY:
         return "nightly"
     marked = item.get_closest_marker("more") or item.get_closest_marker("eight_devices")
@@ -65,11 +62,10 @@ def _reached(functions):
         seen.add(code)
         names.update(code.co_names)
         waiting += [(inner, scope) for inner in code.co_consts if isinstance(inner, types.CodeType)]
-        modules = [
-            vars(scope[name]) for name in code.co_names if isinstance(scope.get(name), types.ModuleType)
-        ]
+        named = [scope.get(name) for name in code.co_names]
+        places = [scope, *(vars(one) for one in named if isinstance(one, types.ModuleType))]
         for name in code.co_names:
-            for found in (place[name] for place in (scope, *modules) if callable(place.get(name))):
+            for found in (place[name] for place in places if callable(place.get(name))):
                 function = inspect.unwrap(found)
                 if isinstance(function, types.FunctionType):
                     waiting.append((function.__code__, function.__globals__))

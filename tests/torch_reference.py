@@ -13,11 +13,10 @@ import torch.nn.functional as F
 
 
 def random_state_dict(seed, *, embed, heads, hidden, depth, head_dim, num_classes, **sizes):
-    """A state dict of the official names and shapes, every entry random, float32.
+    """A random state dict of the official names and shapes, float32, by the sizes that are stored.
 
-    `embed`, `heads`, `hidden` and `depth` are the stored sizes. In the official code `heads * head_dim`
-    equals `embed`; here it may differ. `sizes` are image_size and patch_size, and may be channels and
-    max_relative_position.
+    In the official code `heads * head_dim` equals `embed`; here it may differ. `sizes` are image_size and
+    patch_size, and may be channels and max_relative_position.
     """
     channels, limit = sizes.get("channels", 3), sizes.get("max_relative_position", 14)
     random = torch.Generator().manual_seed(seed)
@@ -55,14 +54,7 @@ def random_state_dict(seed, *, embed, heads, hidden, depth, head_dim, num_classe
 
 
 def official_forward(state, arch, images, *, head_dim):
-    """Logits of one sub-network.
-
-    Args:
-      state: names to tensors of the whole supernet.
-      arch: option values: `embed_dim`, `depth`, `num_heads` and `mlp_ratio` (of each layer).
-      images: [B, C, H, W].
-      head_dim: channels of a head.
-    """
+    """Logits of the sub-network with some option values, of images [B, C, H, W]."""
     state = {name: value.double() for name, value in state.items()}
     size = arch["embed_dim"]
     weight = state["patch_embed_super.proj.weight"][:size]

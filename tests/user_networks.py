@@ -25,8 +25,6 @@ class Elastic(nn.Module):
 
 
 class ElasticMlp(nn.Module):
-    """Two elastic dense layers with a hidden width that is chosen."""
-
     @nn.compact
     def __call__(self, x, hidden):
         rows, channels = x.reshape(-1, x.shape[-1]), fixed(x.shape[-1])
@@ -69,7 +67,7 @@ class Deep(nn.Module):
 
 
 class Identity(nn.Module):
-    def __call__(self, x):
+    def __call__(self, x, *others, **options):
         return x
 
 
@@ -80,12 +78,8 @@ class Operations(Elastic):
         x = nn.Conv(8, (3, 3), strides=3)(images)
         shared = nn.Dense(8)
         for i in range(2):
-            blocks = {
-                "identity": Identity(),
-                "dense": nn.Dense(8),
-                "deep": Deep(nn.Dense(16), train),
-                "conv": nn.Conv(8, (3, 3), feature_group_count=2),
-            }
+            blocks = {"identity": Identity(), "dense": nn.Dense(8), "deep": Deep(nn.Dense(16), train)}
+            blocks["conv"] = nn.Conv(8, (3, 3), feature_group_count=2)
             x = Mixture(blocks)(decisions["op", i], x)
             if i == 0:
                 x = shared(x)
@@ -98,16 +92,9 @@ class ElasticOperations(Elastic):
     def body(self, inputs, decisions, train):
         hidden = width(int, decisions["hidden"], axis="mlp")
         x = nn.Dense(8)(inputs["features"])  # [B, N, 8]
-        x = Mixture({"identity": Second(), "mlp": nn.remat(ElasticMlp)()})(decisions["op"], x, hidden)
+        x = Mixture({"identity": Identity(), "mlp": nn.remat(ElasticMlp)()})(decisions["op"], x, hidden)
         sums = jax.ops.segment_sum(x.reshape(-1, 8), inputs["nodes"].reshape(-1), 6)
         return {"features": x, "sums": sums}
-
-
-class Second(nn.Module):
-    """Leaves its first argument as it is."""
-
-    def __call__(self, x, hidden):
-        return x
 
 
 class Masked(Elastic):

@@ -20,11 +20,10 @@ def test_unusual_operations_have_groups():
 
 
 def test_mistakes_are_named():
+    def depends(weight, x):
+        return x * weight if x.sum() > 0 else x
+
     refusals.check(
         (lambda: jaxnas.analyze(Attending(), weights(Attending(), TOKENS)), TypeError, "inputs"),
-        (
-            lambda: jaxnas.analyze(lambda v, x: x * v if x.sum() > 0 else x, jnp.ones(3), jnp.ones((2, 3))),
-            ValueError,
-            "depends on values",
-        ),
+        (lambda: jaxnas.analyze(depends, jnp.ones(3), jnp.ones((2, 3))), ValueError, "depends on values"),
     )

@@ -12,6 +12,7 @@ import promises
 import pytest
 import tiers
 from small_nets import difference, jit, normal, take
+from user_networks import Elastic
 
 from jaxnas import Choice, Space
 from jaxnas.elastic import Attention, BatchNorm, Conv, Decisions, Dense, Embedding, fixed, width
@@ -27,19 +28,12 @@ PAIRS[0, 1] = False  # a token that sees none
 
 
 class Case(NamedTuple):
-    """A layer, how it is called with its decisions, the space of these, and the active part by PyTorch."""
-
     layer: nn.Module
     call: Callable
     space: Space
     shape: tuple
     reference: Callable
     soft: dict = {}  # at what size of the input decisions are soft
-
-    @property
-    def channels(self):
-        """The decision of the channels of the input."""
-        return next(iter(self.space))
 
 
 def convolve(max_branches, layer, x, decisions):
@@ -90,7 +84,6 @@ def torch_norm(train, layer, values, x, params, statistics):
 
 
 def torch_attention(mask, layer, values, x, params, _):
-    """With repeated heads."""
     embed, kv, dim = (values[name] for name in ("channels", "kv", "dim"))
     heads = kv * values["group"]
 
@@ -98,17 +91,14 @@ def torch_attention(mask, layer, values, x, params, _):
         y = torch.einsum("bte,ehd->bhtd", x[..., :embed], params[f"{name}_kernel"][:embed, :number, :dim])
         return y + params[f"{name}_bias"][:number, None, :dim]
 
-    keys, rows = (
-        torch.repeat_interleave(project(name, kv), values["group"], dim=1) for name in ("key", "value")
-    )
+    repeat = functools.partial(torch.repeat_interleave, repeats=values["group"], dim=1)
+    keys, rows = (repeat(project(name, kv)) for name in ("key", "value"))
     seen = np.ones((2, 1, 5, 5), bool) if mask is None else np.asarray(mask).reshape(2, 1, -1, 5)
     seen = seen & np.tri(5, dtype=bool) if layer.causal else seen
     none = torch.tensor(~seen.any(axis=-1, keepdims=True))  # where PyTorch gives NaN
     y = F.scaled_dot_product_attention(project("query", heads), keys, rows, torch.tensor(seen) | none) * ~none
-    return (
-        torch.einsum("bhtd,hde->bte", y, params["out_kernel"][:heads, :dim, :embed])
-        + params["out_bias"][:embed]
-    )
+    out = torch.einsum("bhtd,hde->bte", y, params["out_kernel"][:heads, :dim, :embed])
+    return out + params["out_bias"][:embed]
 
 
 SIZES = dict(channels=Choice(2, 4), size=Choice(3, 5, 7))
@@ -122,11 +112,9 @@ def convolution(layer, max_branches):
 
 
 def norm(train, max_branches):
-    space, call = (
-        Space(channels=Choice(2, 3, 5), gate=Choice(0, 1)),
-        functools.partial(normalize, train, max_branches),
-    )
-    return Case(BatchNorm(momentum=0.7), call, space, (4, 3, 2, 5), functools.partial(torch_norm, train))
+    space = Space(channels=Choice(2, 3, 5), gate=Choice(0, 1))
+    call, reference = functools.partial(normalize, train, max_branches), functools.partial(torch_norm, train)
+    return Case(BatchNorm(momentum=0.7), call, space, (4, 3, 2, 5), reference)
 
 
 def attention(mask, causal, **sizes):
@@ -153,14 +141,8 @@ FURTHER = ("symmetric, a branch for each size", "attention with padding")
 every_case = pytest.mark.parametrize("name", tiers.cases(CASES, set(CASES) - set(FURTHER)))
 
 
-def random_variables(shapes, low, high):
-    draw = np.random.default_rng(2)
-    return jax.tree.map(lambda s: np.float32(draw.uniform(low, high, s.shape)), nn.meta.unbox(shapes))
-
-
 @functools.cache
 def probe(name):
-    """All architectures, variables, and what the layer gives, hard, in bfloat16 and softly: one program."""
     case = CASES[name]
     archs, x = jax.tree.map(np.asarray, case.space.enumerate()), normal(*case.shape) + 1
     soft_space = case.space.restrict(**case.soft)
@@ -170,12 +152,12 @@ def probe(name):
         decisions = Decisions(space, arch)
         return way(lambda layer: case.call(layer, x, decisions), case.layer.clone(dtype=dtype), **options)
 
-    shapes = jax.eval_shape(bind(nn.init, take(archs, 0), x), jax.random.key(0))
-    variables = random_variables(shapes, 0.1, 0.4)
+    shapes = nn.meta.unbox(jax.eval_shape(bind(nn.init, take(archs, 0), x), jax.random.key(0)))
+    draw = np.random.default_rng(2)
+    variables = jax.tree.map(lambda s: np.float32(draw.uniform(0.1, 0.4, s.shape)), shapes)
 
     def active(arch, x):
-        """As a layer's input is: with zeros behind."""
-        size = jnp.asarray(case.space[case.channels].options)[arch[case.channels]]
+        size = jnp.asarray(case.space["channels"].options)[arch["channels"]]
         return jnp.where(jnp.broadcast_to(jnp.arange(x.shape[-1]) < size, x.shape), x, 0)
 
     def hard(arch):
@@ -209,7 +191,7 @@ def test_outputs_and_gradients_are_those_of_pytorch(name):
     """At every size; zeros behind, exactly, in the output and in every gradient."""
     case, (archs, variables, _, (hard, *_)) = CASES[name], probe(name)
     leaf = lambda x: torch.tensor(np.asarray(x, np.float64), requires_grad=True)  # noqa: E731
-    for i in range(len(archs[case.channels])):
+    for i in range(len(archs["channels"])):
         x, given = leaf(normal(*case.shape) + 1), jax.tree.map(leaf, variables)
         params, statistics = given["params"], given.get("batch_stats", {})
         statistics = {key: value.detach() for key, value in statistics.items()}
@@ -263,14 +245,10 @@ def test_a_soft_decision_gives_the_expected_output_and_bfloat16_nearly_the_same(
         np.testing.assert_array_equal(low[exact == 0], 0)
 
 
-class Network(nn.Module):
-    """Attention of the pixels and a convolution, with batch norms."""
-
+class Network(Elastic):
     space: Space = Space(channels=Choice(4, 6), **GROUPS, size=Choice(3, 5))
 
-    @nn.compact
-    def __call__(self, x, arch=None, *, train=False):
-        decisions = Decisions(self.space, arch, initializing=self.is_initializing())
+    def body(self, x, decisions, train):
         channels, size = width(int, decisions["channels"]), width(int, decisions["size"])
         x = Conv(name="stem")(x, fixed(3), channels, fixed(3))
         mixed = attend(None, Attention(name="attention"), x.reshape(len(x), -1, x.shape[-1]), decisions)
@@ -287,14 +265,10 @@ def test_a_network_is_extracted_with_exact_costs():
     promises.check_extracted(net, promises.positive_variables(net, pixels), arch, pixels)
 
 
-class Transformed(nn.Module):
-    """A depthwise convolution whose smaller kernels are transformed."""
-
+class Transformed(Elastic):
     space: Space = Space(size=Choice(3, 5, 7))
 
-    @nn.compact
-    def __call__(self, x, arch=None, *, train=False):
-        decisions = Decisions(self.space, arch, initializing=self.is_initializing())
+    def body(self, x, decisions, train):
         conv = Conv(depthwise=True, transformed=(3, 5, 7), name="conv")
         return conv(x, fixed(4), fixed(4), width(int, decisions["size"]))
 

@@ -1,16 +1,14 @@
 """The loop over layers: a scan is the same function as layers one after another, in any network."""
 
 import functools
-from typing import Any
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 from small_nets import difference, jit, normal, random_weights, sample, setting, take
+from user_networks import Elastic
 
 from jaxnas import Choice, Space, elastic
-from jaxnas.elastic import Decisions
 from jaxnas.elastic.layers import drop_branch
 from jaxnas.elastic.loop import run_layer
 
@@ -20,20 +18,16 @@ def sizes(decisions, i):
     return {"hidden": elastic.width(int, decisions["hidden", i]), "gate": gate}
 
 
-class Mlps(nn.Module):
+class Mlps(Elastic):
     """Residual MLPs with dropout, whose hidden widths and depth are choices; returns what enters each."""
 
-    space: Any
     scan_layers: bool = False
     remat: bool = False
 
-    @nn.compact
-    def __call__(self, x, arch=None, *, train=False):
-        decisions = Decisions(self.space, arch, initializing=self.is_initializing())
+    def body(self, x, decisions, train):
         embed = elastic.fixed(x.shape[-1])
-        inputs = [
-            sizes(decisions, i) | {"hidden": decisions["hidden", i], "shift": 0.1 * i} for i in range(3)
-        ]
+        own = [{"hidden": decisions["hidden", i], "shift": 0.1 * i} for i in range(3)]
+        inputs = [sizes(decisions, i) | more for i, more in enumerate(own)]
 
         def call(layer, x, inputs):
             hidden = elastic.width(int, inputs["hidden"])
@@ -50,49 +44,42 @@ def own_space(*hidden):
 
 
 def test_a_network_of_ones_own_is_scanned_and_unrolled():
-    """With one layout of parameters, for hard and for soft architectures, and with 64 bits."""
+    """With one layout of parameters, for hard and for soft architectures, computed again or with 64 bits."""
     space, x = own_space(2, 4, 8), normal(2, 4, 6)
-    net, archs = Mlps(space), sample(space, 0, 4)
-    params, soft = random_weights(net, x), space.soften(sample(space, 3))
+    archs, params, soft = sample(space, 0, 4), random_weights(Mlps(space), x), space.soften(sample(space, 3))
     assert set(params) == {"block_0", "block_1", "block_2"}
+    nets = Mlps(space), Mlps(space, scan_layers=True), Mlps(space, scan_layers=True, remat=True)
 
-    def apply(scan, params, arch):
-        return net.clone(scan_layers=scan).apply({"params": params}, x, arch)
+    def apply(net, params, arch):
+        return net.apply({"params": params}, x, arch)
 
-    def gradient(scan, params, arch):
-        return jax.grad(lambda params: jnp.sum(jnp.sin(apply(scan, params, arch)[0])))(params)
+    def gradient(net, params, arch):
+        return jax.grad(lambda params: jnp.sum(jnp.sin(apply(net, params, arch)[0])))(params)
 
-    @jit
-    def run(params, archs, soft):
-        bound = [
-            [functools.partial(one, scan, params) for one in (apply, gradient)] for scan in (False, True)
-        ]
-        return [
-            (jax.lax.map(call, archs), jax.lax.map(differentiate, archs), call(soft))
-            for call, differentiate in bound
-        ]
+    @functools.partial(jit, static_argnums=0)
+    def run(net, params, archs, soft):
+        call, differentiate = (functools.partial(one, net, params) for one in (apply, gradient))
+        return jax.lax.map(call, archs), jax.lax.map(differentiate, archs), call(soft)
 
-    unrolled, scanned = jax.tree.map(np.asarray, run(params, archs, soft))
+    unrolled, scanned, again = (jax.tree.map(np.asarray, run(net, params, archs, soft)) for net in nets)
     assert scanned[0][1].shape == (4, 3, *x.shape)
-    assert difference(scanned, unrolled) <= 1e-5
-    programs = {scan: str(jax.make_jaxpr(apply, 0)(scan, params, soft)) for scan in (False, True)}
-    assert "scan[" in programs[True] and "scan[" not in programs[False]
+    assert difference(scanned, unrolled) <= 1e-5 and difference(again, scanned) <= 1e-5
+    programs = [str(jax.make_jaxpr(gradient, 0)(net, params, soft)) for net in nets]
+    assert ["scan[" in one for one in programs] == [False, True, True]
+    assert ["prevent_cse" in one for one in programs] == [False, False, True]
     vit, arch = setting("narrow"), sample(setting("narrow").space, 0)
     with jax.enable_x64(True):
-        again = jit(functools.partial(apply, True))(params, take(archs, 0))
-        assert difference(again[0], scanned[0][0][0]) <= 1e-5
+        wide = jit(functools.partial(apply, nets[1]))(params, take(archs, 0))
+        assert difference(wide[0], scanned[0][0][0]) <= 1e-5
         jax.eval_shape(vit.net.apply, vit.variables, vit.images, arch)
 
 
-class Gated(nn.Module):
+class Gated(Elastic):
     """Residual MLPs of which those beyond the depth are skipped, by their gate alone or as a whole."""
 
-    space: Any
     whole: bool = True
 
-    @nn.compact
-    def __call__(self, x, arch=None, *, train=False):
-        decisions = Decisions(self.space, arch, initializing=self.is_initializing())
+    def body(self, x, decisions, train):
         embed = elastic.fixed(x.shape[-1])
         for i in range(3):
             own = sizes(decisions, i)
@@ -131,8 +118,6 @@ def test_a_layer_that_is_skipped_as_a_whole_gives_what_its_gate_gives():
 
 
 def test_nothing_of_a_skipped_layer_runs():
-    """Each layer that may be skipped is behind a condition, of which one side has nothing in it."""
-
     def skipped(depths):
         net, x = Gated(Space(depth=Choice(*depths), hidden=Choice(4).repeat(3))), normal(2, 4, 6)
         program = jax.make_jaxpr(net.apply)({"params": random_weights(net, x)}, x, sample(net.space, 0))
@@ -140,27 +125,6 @@ def test_nothing_of_a_skipped_layer_runs():
         return sum(any(not side.jaxpr.eqns for side in both) for both in sides)
 
     assert [skipped(depths) for depths in ((1, 2, 3), (2, 3), (3,))] == [2, 1, 0]
-
-
-def test_layers_that_are_computed_again_take_less_memory_and_give_the_same_gradient():
-    """In a scan; of unrolled layers XLA for CPUs computes all again early, before the backward pass."""
-    space, x = own_space(128, 256), normal(8, 64, 16)
-    params = jax.tree.map(np.asarray, random_weights(Mlps(space), x))
-
-    def program(remat):
-        apply = functools.partial(Mlps(space, scan_layers=True, remat=remat).apply, train=True)
-
-        def loss(params, arch):
-            y, _ = apply({"params": params}, x, arch, rngs={"dropout": jax.random.key(1)})
-            return jnp.sum(y**2)
-
-        return jax.jit(jax.grad(loss)).lower(params, space.largest()).compile()
-
-    plain, again = program(False), program(True)
-    for arch in (space.largest(), sample(space, 1)):
-        assert difference(again(params, arch), plain(params, arch)) <= 1e-5
-    memory = [one.memory_analysis().temp_size_in_bytes for one in (again, plain)]
-    assert memory[0] < 0.7 * memory[1]
 
 
 def test_random_streams_differ_from_layer_to_layer():

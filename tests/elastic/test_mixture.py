@@ -1,4 +1,4 @@
-"""Mixtures of blocks: one block by index, all by weights, and what passes through them."""
+"""Mixtures of blocks: one by index, all by weights, what passes through them; mistakes with all layers."""
 
 import functools
 
@@ -7,8 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import refusals
 
-from jaxnas.elastic.mixture import Mixture
+from jaxnas.elastic import Attention, Conv, Mixture, fixed, run, width
 from jaxnas.elastic.width import Decision
 
 OPTIONS = ("keep", "scale", "dense")
@@ -27,8 +28,6 @@ class Scale(nn.Module):
 
 
 class Noisy(nn.Module):
-    """A dense layer with dropout."""
-
     features: int = 4
 
     @nn.compact
@@ -49,8 +48,6 @@ def decision(value, options=OPTIONS):
 
 @functools.cache
 def probe():
-    """Parameters, and all that the mixture gives by index and by weights, from one program."""
-
     def call(params, value, **options):
         rngs = {"dropout": jax.random.key(5)}
         return MIXTURE.apply(params, decision(value), X, STATE, rngs=rngs, **options)
@@ -110,9 +107,8 @@ def test_weights_give_the_weighted_sum_of_outputs_and_of_states():
     # The loss is quadratic in the weights, so a difference is exact but for rounding.
     np.testing.assert_allclose(found["second"], np.subtract(*found["around"]) / 2, rtol=1e-4)
 
-
-def test_gradients_by_index_reach_the_chosen_block_alone():
-    for key, tree in probe()[1]["of params"].items():
+    # Gradients by index reach the chosen block alone.
+    for key, tree in found["of params"].items():
         reached = [any(np.any(leaf[i]) for leaf in jax.tree.leaves(tree)) for i in range(3)]
         assert [f"blocks_{name}" for name, one in zip(OPTIONS, reached, strict=True) if one] == [key]
 
@@ -132,8 +128,6 @@ def test_a_chosen_block_is_all_that_runs():
 
 
 def test_gradients_of_weights_are_those_of_float32_in_bfloat16():
-    """They are sums over a whole activation, which bfloat16 could not hold."""
-
     class Times(nn.Module):
         factor: float
 
@@ -179,3 +173,50 @@ def test_memory_of_the_gradient_of_a_hard_choice_does_not_grow_with_the_blocks()
         return program.memory_analysis().temp_size_in_bytes
 
     assert memory(5) == pytest.approx(memory(2), rel=0.1)
+
+
+KEY = jax.random.key(0)
+
+
+def choose(*options):
+    return width(int, Decision(("size", None), options, jnp.int32(0)))
+
+
+def test_mistakes_in_the_use_of_layers_are_refused():
+    def attend(heads, kv_heads):
+        sizes = fixed(6), choose(*heads), width(int, Decision(("kv", None), kv_heads, jnp.int32(0))), fixed(4)
+        return jax.eval_shape(
+            Attention(name="attention").init, jax.random.key(0), jnp.zeros((2, 5, 6)), *sizes
+        )
+
+    def convolve(conv, *sizes, out=2):
+        return jax.eval_shape(
+            conv.init, jax.random.key(0), jnp.zeros((1, 4, 9, 2)), fixed(2), fixed(out), choose(*sizes)
+        )
+
+    refusals.check(
+        (lambda: attend((2, 4), (1, 4)), ValueError, "attention", "2 query heads", "4 key-value heads"),
+        (lambda: convolve(Conv(), 2, 3), ValueError, "[2, 3]"),
+        (lambda: convolve(Conv(depthwise=True), 3, out=4), ValueError, "depthwise"),
+        (lambda: convolve(Conv(transformed=(5, 7)), 3), ValueError, "[3]", "transformed", "(5, 7)"),
+    )
+
+
+def test_mistakes_with_mixtures_and_functions_are_refused():
+    def mix(options, **blocks):
+        choice = decision(jnp.int32(0), options)
+        return jax.eval_shape(lambda x: Mixture(blocks).init(jax.random.key(0), choice, x), jnp.ones((3, 4)))
+
+    def call(axes, **options):
+        sizes, operands = {"in": fixed(5), "out": choose(1, 6)}, map(jnp.ones, ((4, 5), 4, (5, 6), 6))
+        return run(lambda x, mask, kernel, bias: x @ kernel, axes, sizes, *operands, **options)
+
+    whole = "rows in, rows, in out, out -> rows out"
+    refusals.check(
+        (lambda: mix(("a", "c"), a=nn.Dense(4)), ValueError, "'c'"),
+        (lambda: mix(("a", "b"), a=nn.Dense(4), b=nn.Dense(5)), ValueError, "'a'"),
+        (lambda: call("rows in, in out"), ValueError, "axes", "2"),
+        (lambda: call("rows in, rows, in out, in"), ValueError, "'in'"),
+        (lambda: call("rows in, rows, in out, out", maskable=("out",)), ValueError, "out"),
+        (lambda: call(whole, maskable=("output",)), ValueError, "'output'"),
+    )

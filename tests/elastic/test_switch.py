@@ -5,6 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import promises
 import pytest
 import tiers
 from small_nets import difference, jit, normal, take
@@ -16,7 +17,6 @@ IN, OUT, TAPS = (2, 3, 5), (1, 2, 4, 6), (1, 3)
 
 
 def dense(x, visible, kernel, bias):
-    """With a mask of rows, which has no gradient."""
     return jnp.where(visible[:, None], x @ kernel + bias[None, :], 0)
 
 
@@ -49,10 +49,8 @@ def elastic(name, max_branches, arch, *values):
     sizes = {one: choose(one, *pair) for one, *pair in zip(names, OPTIONS[name], arch[:2], strict=True)}
     # As a layer's input is: with zeros behind.
     values = (values[0] * sizes[names[0]].mask()[None, :], *values[1:])
-    gate, maskable = choose("gate", (0, 1), arch[2]), names if name == "dense" else names[:1]
-    outputs = run(
-        FUNCTIONS[name], AXES[name], sizes, *values, gate=gate, maskable=maskable, max_branches=max_branches
-    )
+    options = dict(gate=choose("gate", (0, 1), arch[2]), maskable=names if name == "dense" else names[:1])
+    outputs = run(FUNCTIONS[name], AXES[name], sizes, *values, **options, max_branches=max_branches)
     return outputs if name == "dense" else outputs[0]
 
 
@@ -71,8 +69,6 @@ def reference(name, arch, x, *values):
 
 
 def value_and_gradients(function, values):
-    """The output and the gradients of all floating-point operands."""
-
     def of(*some):
         rest = iter(some)
         return function(*(next(rest) if x.dtype == jnp.float32 else x for x in values))
@@ -100,7 +96,7 @@ def test_outputs_and_gradients_are_those_of_the_active_part_also_under_vmap(name
         one, many, want = (take(tree, i) for tree in found)
         assert difference(one, want) <= 1e-5 and difference(many, want) <= 1e-5
         # Zeros behind, exactly: in the output and in every gradient.
-        jax.tree.map(lambda a, b: np.testing.assert_array_equal(a[b == 0], 0), one, want)
+        promises.check_zero_tail(one, want)
 
 
 def test_branches_grow_with_the_sum_of_the_options_and_not_with_their_product():

@@ -7,8 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hf_checkpoints import CASES, difference, inputs_of, logits, make
+from hf_checkpoints import CASES, inputs_of, logits, make
 from jax.sharding import PartitionSpec
+from small_nets import difference
 
 import jaxnas
 from jaxnas import hf
@@ -87,16 +88,12 @@ def test_tensors_are_put_on_a_mesh_as_they_are_read(tmp_path):
     mesh = jax.make_mesh((4, 2), ("data", "model"), devices=jax.devices()[:8])
     plain, spread = hf.load(tmp_path), hf.load(tmp_path, mesh=mesh)
     layer, params = spread.variables["params"]["layers_1"], spread.variables["params"]
-    expected = [
-        (layer["attention"]["query"], (None, "model")),
-        (layer["attention"]["key"], (None, "model")),
-        (layer["attention"]["out"], ("model",)),
-        (layer["mlp"]["gate"], (None, "model")),
-        (layer["mlp"]["down"], ("model",)),
-        (params["embed"], ()),  # 61 tokens over two devices
-    ]
-    for module, spec in expected:
+    attention, mlp = layer["attention"], layer["mlp"]
+    rows, columns = PartitionSpec("model"), PartitionSpec(None, "model")
+    expected = [(attention[name], columns) for name in ("query", "key")] + [(attention["out"], rows)]
+    expected += [(mlp["gate"], columns), (mlp["down"], rows)]
+    for module, spec in (*expected, (params["embed"], PartitionSpec())):  # 61 tokens over two devices
         (x,) = module.values()
-        assert x.sharding.spec == PartitionSpec(*spec) and x.sharding.mesh == mesh
+        assert x.sharding.spec == spec and x.sharding.mesh == mesh
     same = jax.tree.map(lambda a, b: np.array_equal(a, b), plain.variables, spread.variables)
     assert all(jax.tree.leaves(same))

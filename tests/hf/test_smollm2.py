@@ -13,10 +13,8 @@ from jaxnas import hf
 from jaxnas.data import source_files
 
 FOLDER, TEXT = os.environ.get("JAXNAS_SMOLLM2"), os.environ.get("JAXNAS_TEXT")
-pytestmark = [
-    pytest.mark.more,
-    pytest.mark.skipif(not FOLDER, reason="JAXNAS_SMOLLM2 names no folder with the checkpoint"),
-]
+without = pytest.mark.skipif(not FOLDER, reason="JAXNAS_SMOLLM2 names no folder with the checkpoint")
+pytestmark = [pytest.mark.more, without]
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Random sub-networks of checkpoints: extracted, saved, and loaded by transformers with the same outputs."""
+"""Sub-networks of checkpoints: extracted, saved, loaded by transformers with the same outputs, cut again."""
 
 import json
 
@@ -6,7 +6,8 @@ import jax
 import numpy as np
 import pytest
 import tiers
-from hf_checkpoints import CASES, difference, inputs_of, logits, make, reloaded
+from hf_checkpoints import CASES, inputs_of, logits, make, reloaded
+from small_nets import difference
 
 import jaxnas
 from jaxnas import Choice, Skip, hf
@@ -69,8 +70,36 @@ def test_random_subnetworks(name, heads, widths, count, tmp_path):
         assert difference(logits(model, inputs), expected) < 2e-5
         again = hf.load(out)  # without the padding; layers that do nothing are gone
         assert difference(jax.jit(again.module.apply)(again.variables, inputs), expected) < 2e-5
-        assert sum(x.size for x in jax.tree.leaves(again.variables)) == sum(
-            x.size for x in jax.tree.leaves(own)
-        )
+        sizes = [sum(x.size for x in jax.tree.leaves(one)) for one in (again.variables, own)]
+        assert sizes[0] == sizes[1]
     assert run._cache_size() == 1
     assert forms == ({"llama", "mistral"} if name == "llama" else {values["model_type"]})
+
+
+def test_a_checkpoint_is_cut_twice(tmp_path):
+    """Each layer has its own sizes to choose from; one without MLP and one with a single head have none."""
+    make("llama3", tmp_path / "0")
+    tokens = inputs_of("llama3")
+    first = {
+        "layers_*/mlp/hidden": [20, 40, 20],
+        "layers_*/attention/kv_heads": [2, 2, 1],
+        "layers_*/mlp": ["keep", "keep", "skip"],
+    }
+    second = {
+        "layers_0/mlp/hidden": 10,
+        "layers_1/mlp/hidden": 20,
+        "layers_*/attention/kv_heads": [1, 2],
+        "layers_*/attention": ["keep", "skip", "keep"],
+    }
+    for number, cut in enumerate((first, second)):
+        module, variables, config = hf.load(tmp_path / str(number))
+        prunable = hf.Prunable(checkpoint=config.folder, hidden=(0.5, 1.0), form="masked")
+        net = prunable.network(module, variables, config, tokens)
+        arch = net.space.from_dict(net.space.to_dict(net.space.largest()) | cut)
+        small, own, _ = jaxnas.extract(net, variables, arch, verify=tokens)
+        small.save(tmp_path / str(number + 1), own)
+        expected = jax.jit(net.apply)(variables, tokens, arch)
+        model = reloaded(tmp_path / str(number + 1), CASES["llama3"][0])
+        assert difference(logits(model, tokens), expected) < 2e-5
+    last = hf.load(tmp_path / "2").module
+    assert (last.hidden, last.kv_groups) == ((10, 20, 0), (1, 0, 1))

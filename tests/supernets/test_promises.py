@@ -11,18 +11,7 @@ import promises
 import pytest
 import small_attention
 import tiers
-from small_nets import (
-    CLASSES,
-    SHAPE,
-    difference,
-    flatten,
-    jit,
-    normal,
-    random_params,
-    sample,
-    setting,
-    take,
-)
+from small_nets import CLASSES, SHAPE, difference, flatten, jit, normal, random_params, sample, setting, take
 
 import jaxnas
 from jaxnas import spaces, supernets
@@ -31,14 +20,8 @@ from jaxnas.network import annotated
 from jaxnas.transform.declared import Declared
 
 # A shifted block, windows as large as the map, and widths of queries apart from those of the stage.
-SWIN = dict(
-    depth=((1, 2), (1,)),
-    embed_dim=((4, 6), (6, 8)),
-    window=((2, 4), (2,)),
-    num_heads=((2,), (1, 2)),
-    mlp_ratio=((1.0,), (1.0, 1.5)),
-    qkv_dim=((8,), (4, 8)),
-)
+SWIN = dict(depth=((1, 2), (1,)), embed_dim=((4, 6), (6, 8)), mlp_ratio=((1.0,), (1.0, 1.5)))
+SWIN |= dict(window=((2, 4), (2,)), num_heads=((2,), (1, 2)), qkv_dim=((8,), (4, 8)))
 # All kinds of blocks: mixed in one stage, or alone; NASViT's at two depths and widths of their stage.
 STAGES = [
     dict(width=(4, 8), depth=(1,), block=("mbconv", "fused_mbconv"), kernel=(1, 3), expansion=(1, 2)),
@@ -62,7 +45,6 @@ class Case(NamedTuple):
     train: bool = False
 
     def run(self, variables, arch, net=None):
-        """Outputs, those of modules, the gradient, and new statistics."""
         own = net or self.net
         self.traces.append(arch)
         options: dict[str, Any] = dict(train=self.train, mutable=["batch_stats", "intermediates"])
@@ -109,7 +91,6 @@ def recorded(name):
 
 @functools.cache
 def archs_of(name, n):
-    """Random architectures on the host, one after the other."""
     batch = jax.tree.map(np.asarray, sample(case_of(name).net.space, 0, n))
     return [take(batch, i) for i in range(n)]
 
@@ -126,15 +107,11 @@ VISION = ("narrow", *tiers.more("switch", "swin", "hybrid"), *tiers.nightly("wid
 
 
 @pytest.mark.parametrize(
-    "name, count",
-    [
-        ("narrow", 300),
-        *tiers.more(("swin", 300), ("hybrid", 60), ("nodes", 12), ("text", 12), ("unframed", 12)),
-        *tiers.nightly(("wide", 300)),
-    ],
+    "name", ["narrow", *tiers.more("swin", "hybrid", *AUTOATTEND), *tiers.nightly("wide")]
 )
-def test_all_architectures_are_one_trace(name, count):
+def test_all_architectures_are_one_trace(name):
     """P1, forward and gradient; a new trace, for whatever reason, would append to `traces`."""
+    count = {"hybrid": 60, **dict.fromkeys(AUTOATTEND, 12)}.get(name, 300)
     case, run, archs = case_of(name), compiled(name), archs_of(name, count)
     run(case.variables, archs[0])
     traced = len(case.traces)
@@ -216,11 +193,10 @@ def test_extracted_is_the_same_function(name):
     assert difference(y, expected_y) <= case.tolerance
     # A convolution in front of a normalization with little variance amplifies rounding.
     tolerances = (2e-3, 1e-4) if name == "hybrid" else (case.tolerance, 0)
-    for collection, one, whole, tolerance in zip(
-        ("params", "batch_stats"), found, expected, tolerances, strict=True
-    ):
-        whole, specs = flatten(whole), recorded(name)[0]
-        active = {path: specs[collection, *path].active(leaf, arch) for path, leaf in whole.items()}
+    specs, parts = recorded(name)[0], zip(("params", "batch_stats"), found, expected, tolerances, strict=True)
+    for collection, one, whole, tolerance in parts:
+        whole = flatten(whole).items()
+        active = {path: specs[collection, *path].active(leaf, arch) for path, leaf in whole}
         # Relative to the largest: the gradient of a key's bias is nothing but rounding.
         largest = max((np.max(np.abs(leaf), initial=0) for leaf in active.values()), default=0)
         for path, leaf in flatten(one).items():
@@ -289,9 +265,8 @@ def test_vmap_over_architectures_or_data_or_both_is_the_loop(name, over, fixed):
         expected, masks = flatten(gradient), recorded(name)[1](arch)
         scale = max(np.max(np.abs(leaf)) for leaf in expected.values())
         for path, leaf in expected.items():
-            value, mask = gradients[path][i], np.broadcast_to(masks["params", *path], leaf.shape)
-            assert np.max(np.abs(value - leaf)) <= tolerance * scale, path
-            assert not np.any(np.where(mask, 0, value)), path
+            assert np.max(np.abs(gradients[path][i] - leaf)) <= tolerance * scale, path
+            assert not np.any(np.where(masks["params", *path], 0, gradients[path][i])), path
 
 
 @pytest.mark.parametrize("name", ["narrow", *tiers.more("switch", "swin"), *tiers.nightly("wide")])
@@ -309,7 +284,6 @@ def test_one_hot_is_hard_and_nearly_one_hot_is_nearly_hard(name):
 
 
 def remat_case(name):
-    """A network, its variables and inputs, and an architecture: soft only where that is little to compile."""
     if name == "DARTFormer":
         net, texts = small_attention.dartformer(layers=2), small_attention.TEXTS
         return net, promises.positive_variables(net, texts), texts, net.space.soften(sample(net.space, 0))
@@ -320,7 +294,6 @@ def remat_case(name):
 
 
 def derivatives(name, remat):
-    """The gradients of weights and of an architecture, and what they are functions of."""
     net, variables, inputs, arch = remat_case(name)
 
     def loss(params, arch):

@@ -105,15 +105,9 @@ def attention(p, x, window, shift, heads):
 def test_forward_and_gradient_are_those_of_pytorch():
     """Two stages: shifted windows in the first, and windows as large as the map in the second."""
     torch.set_num_threads(1)  # threads that wait for small tensors cost more than they give
-    alone = dict(
-        depth=((2,), (2,)),
-        embed_dim=((6,), (8,)),
-        window=((2,), (4,)),
-        num_heads=((1,), (3,)),
-        mlp_ratio=((2.0,), (1.5,)),
-        qkv_dim=((8,), (6,)),
-    )
-    net, shape = supernets.Swin(spaces.swin(**alone), 16, 2, 5), (2, 16, 16, 3)
+    attention = dict(window=((2,), (4,)), num_heads=((1,), (3,)), qkv_dim=((8,), (6,)))
+    others = dict(depth=((2,), (2,)), embed_dim=((6,), (8,)), mlp_ratio=((2.0,), (1.5,)))
+    net, shape = supernets.Swin(spaces.swin(**attention, **others), 16, 2, 5), (2, 16, 16, 3)
     params, images, weights = random_params(net, shape), normal(*shape), normal(2, 5)
 
     @jit

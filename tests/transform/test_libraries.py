@@ -1,8 +1,5 @@
 """Modules of Flax NNX and Equinox, ours and public ones, as supernets: names, extraction, gradients."""
 
-import dataclasses
-from typing import Any
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -23,8 +20,6 @@ KEY = jax.random.key(0)
 
 
 class Mlp(nnx.Module):
-    """Two layers with dropout between them."""
-
     def __init__(self, size, rngs):
         self.up, self.down = nnx.Linear(size, 12, rngs=rngs), nnx.Linear(12, size, rngs=rngs)
         self.drop = nnx.Dropout(0.2, rngs=rngs)
@@ -34,8 +29,6 @@ class Mlp(nnx.Module):
 
 
 class Block(nnx.Module):
-    """Attention and an MLP, each beside the stream."""
-
     def __init__(self, size, rngs):
         self.norm, self.mlp = nnx.LayerNorm(size, rngs=rngs), Mlp(size, rngs)
         self.attention = nnx.MultiHeadAttention(2, size, decode=False, dropout_rate=0.1, rngs=rngs)
@@ -46,8 +39,6 @@ class Block(nnx.Module):
 
 
 class Pictures(nnx.Module):
-    """A convolution with batch norm, and blocks."""
-
     def __init__(self, rngs):
         self.stem, self.norm = nnx.Conv(3, 8, (3, 3), rngs=rngs), nnx.BatchNorm(8, rngs=rngs)
         self.blocks = nnx.List([Block(8, rngs) for _ in range(2)])
@@ -65,8 +56,6 @@ CALL = Pictures.__call__
 
 
 class Residual(eqx.Module):
-    """Attention and an MLP, each beside the stream."""
-
     norm: eqx.nn.LayerNorm
     attention: eqx.nn.MultiheadAttention
     mlp: eqx.nn.MLP
@@ -85,8 +74,6 @@ class Residual(eqx.Module):
 
 
 class Rows(eqx.Module):
-    """Blocks over the rows of one example."""
-
     embed: eqx.nn.Linear
     blocks: list[Residual]
     head: eqx.nn.Linear
@@ -104,8 +91,6 @@ class Rows(eqx.Module):
 
 
 class Normed(eqx.Module):
-    """Batch norm, which has a state."""
-
     convolution: eqx.nn.Conv2d
     norm: eqx.nn.BatchNorm
     mlp: eqx.nn.MLP
@@ -120,136 +105,86 @@ class Normed(eqx.Module):
         return self.mlp(jax.nn.relu(x).mean((1, 2))), state
 
 
-@dataclasses.dataclass
-class Case:
-    """A network, an example of its inputs, its blocks, and groups that it has among others."""
-
-    make: Any
-    shape: tuple[int, ...]
-    blocks: str | None
-    groups: str
-    fixed: str = ""
-
-
-PICTURE = (2, 3, 32, 32)
-CASES = {
-    "nnx": Case(
-        lambda: Pictures(nnx.Rngs(0)),
-        (2, 4, 4, 3),
-        "blocks/*",
-        "width blocks/0/attention/heads blocks/0/attention/head_dim blocks/1/mlp/hidden stem/kernel",
-    ),
-    "equinox": Case(
-        lambda: Rows(KEY),
-        (2, 4, 5),
-        "blocks/*",
-        "width blocks/0/attention/heads blocks/0/attention/value_dim blocks/1/mlp/layers/hidden",
-    ),
-    "state": Case(
-        lambda: eqx.nn.make_with_state(Normed)(KEY),
-        (2, 3, 4, 4),
-        None,
-        "convolution/channels convolution/kernel mlp/layers/hidden",
-    ),
-    "ViT": Case(
-        lambda: VisionTransformer(32, 3, 16, 8, 2, [2], num_classes=3, reg_tokens=1, proj_drop=0.1, key=KEY),
-        PICTURE,
-        "blocks/0/blocks/*",
-        "width blocks/0/blocks/0/attn/heads blocks/0/blocks/0/attn/head_dim blocks/0/blocks/1/mlp/hidden",
-        "positions of a convolution: params/global_pos_embed/weight[0]",
-    ),
-    "ConvNeXt": Case(
-        lambda: ConvNeXt(3, depths=[1, 1], dims=[8, 16], num_classes=3, layer_scale_init_value=0.1, key=KEY),
-        PICTURE,
-        "blocks/*/blocks/0",
-        "channels blocks/channels blocks/0/blocks/0/dwconv/kernel blocks/1/blocks/0/channels",
-    ),
-    "AttNet": Case(
-        lambda: AttNet(
-            3, dims=[16, 32], depths=[1, 1], exp_rates=[2, 2], kernel_sizes=[3, 3], num_classes=3, key=KEY
-        ),
-        PICTURE,
-        "blocks/*/blocks/0",
-        "channels blocks/channels blocks/1/blocks/0/channel_mixer/channels",
-    ),
+VIT = dict(reg_tokens=1, proj_drop=0.1)
+CONVNEXT = dict(depths=[1, 1], dims=[8, 16], layer_scale_init_value=0.1)
+ATTNET = dict(dims=[16, 32], depths=[1, 1], exp_rates=[2, 2], kernel_sizes=[3, 3])
+PICTURE, LAST = (2, 3, 32, 32), dict(num_classes=3, key=KEY)
+CASES = {  # a network, an example of its inputs, and its blocks
+    "nnx": (lambda: Pictures(nnx.Rngs(0)), (2, 4, 4, 3), "blocks/*"),
+    "equinox": (lambda: Rows(KEY), (2, 4, 5), "blocks/*"),
+    "state": (lambda: eqx.nn.make_with_state(Normed)(KEY), (2, 3, 4, 4), ""),
+    "ViT": (lambda: VisionTransformer(32, 3, 16, 8, 2, [2], **VIT, **LAST), PICTURE, "blocks/0/blocks/*"),
+    "ConvNeXt": (lambda: ConvNeXt(3, **CONVNEXT, **LAST), PICTURE, "blocks/*/blocks/0"),
+    "AttNet": (lambda: AttNet(3, **ATTNET, **LAST), PICTURE, "blocks/*/blocks/0"),
+}
+GROUPS = {  # that it has among others
+    "nnx": "width blocks/0/attention/heads blocks/0/attention/head_dim blocks/1/mlp/hidden stem/kernel",
+    "equinox": "width blocks/0/attention/heads blocks/0/attention/value_dim blocks/1/mlp/layers/hidden",
+    "state": "convolution/channels convolution/kernel mlp/layers/hidden",
+    "ViT": "width blocks/0/blocks/0/attn/heads blocks/0/blocks/0/attn/head_dim blocks/0/blocks/1/mlp/hidden",
+    "ConvNeXt": "channels blocks/channels blocks/0/blocks/0/dwconv/kernel blocks/1/blocks/0/channels",
+    "AttNet": "channels blocks/channels blocks/1/blocks/0/channel_mixer/channels",
 }
 
 
-@dataclasses.dataclass
-class Made:
-    """A supernet of a case over all of its groups."""
-
-    case: Case
-    module: Any
-    groups: Any
-    net: Any
-    inputs: Any
-    variables: Any
-
-
 def options(group):
-    """A small size and the full one."""
     return Choice(group.size - 2 if group.kind == "kernel" else group.size // 2, group.size)
 
 
 @pytest.fixture(scope="module", params=tiers.cases(CASES, ("nnx", "equinox")))
 def made(request):
-    """Random variables, so that nothing is equal by symmetry; integers and flags as they are."""
-    case = CASES[request.param]
+    """A supernet over all groups, its variables and inputs.
+
+    Variables are random, so that nothing is equal by symmetry; integers and flags are as they were.
+    """
+    (make, shape, blocks), draw = CASES[request.param], np.random.default_rng(0)
+
+    def drawn(x):
+        if x.dtype != jnp.float32:
+            return x
+        signs = draw.choice([-1, 1], x.shape) / np.sqrt(x[0].size) if x.ndim > 1 else 1
+        return jnp.asarray(draw.uniform(0.3, 1, x.shape) * signs, x.dtype)
+
     with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
-        module = case.make()
-        inputs = jax.random.normal(KEY, case.shape)
-        groups = jaxnas.analyze(module, inputs=inputs)
+        inputs = jax.random.normal(KEY, shape)
+        groups = jaxnas.analyze(make(), inputs=inputs)
+        assert set(GROUPS[request.param].split()) <= set(groups.groups)
+        if request.param == "ViT":
+            assert "positions of a convolution: params/global_pos_embed/weight[0]" in str(groups)
         choices = {group.name: options(group) for group in groups if group.kind != "kernel" or group.size > 2}
-        blocks = {case.blocks: Skip()} if case.blocks else {}
-        net = jaxnas.supernet(groups, choices | blocks, verify=False)
-        draw = np.random.default_rng(0)
-        variables = {
-            path: jnp.asarray(draw.uniform(0.3, 1, x.shape), x.dtype) if x.dtype == jnp.float32 else x
-            for path, x in flatten(groups.model.variables).items()
-        }
-        variables = {
-            path: x / np.sqrt(x[0].size) * draw.choice([-1, 1], x.shape).astype(np.float32)
-            if x.ndim > 1
-            else x
-            for path, x in variables.items()
-        }
-        yield Made(case, module, groups, net, inputs, unflatten(variables))
-
-
-def test_groups_have_names_of_modules(made):
-    assert set(made.case.groups.split()) <= set(made.groups.groups)
-    assert made.case.fixed in str(made.groups)
+        net = jaxnas.supernet(groups, choices | ({blocks: Skip()} if blocks else {}), verify=False)
+        yield net, jax.tree.map(drawn, groups.model.variables), inputs
 
 
 def test_a_supernet_is_its_extracted_networks(made):
     """P1, P2, P3 and counted parameters, as the function says."""
-    promises.check_transformed(made.net, made.variables, made.inputs, samples=1)
+    promises.check_transformed(*made, samples=1)
 
 
 def test_the_largest_network_is_the_module_of_the_user(made):
     """Also its updates; and out of training, a random architecture is its extracted network."""
-    net, inputs, arch = made.net, made.inputs, made.net.space.canonical(made.net.space.sample(KEY))
+    net, given, inputs = made
+    arch = net.space.canonical(net.space.sample(KEY))
     small, recorded = net.clone(space=net.space.fix(arch)), network.annotated(net, inputs)
-    part = unflatten(testing.cut(flatten(made.variables), recorded, arch))
+    part = unflatten(testing.cut(flatten(given), recorded, arch))
 
     @jax.jit
     def run(variables, part, arch, largest):
         pairs = [(net.apply(variables, inputs, arch), small.apply(part, inputs))]
         for train in (False, True):
             ours = net.apply(variables, inputs, largest, train=train, mutable=True, rngs=KEY)
-            pairs.append((ours, made.groups.model.call(variables, inputs, KEY, train)))
+            pairs.append((ours, net.groups.model.call(variables, inputs, KEY, train)))
         return pairs
 
-    for found, expected in run(made.variables, part, arch, net.space.canonical(net.space.largest())):
+    for found, expected in run(given, part, arch, net.space.canonical(net.space.largest())):
         jax.tree.map(promises.close, found, expected)
 
 
 def test_verification_allows_for_rounding_that_a_network_amplifies(monkeypatch):
-    case = CASES["AttNet"]
+    make, shape, _ = CASES["AttNet"]
     with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
-        inputs = jax.random.normal(KEY, case.shape)
-        groups = jaxnas.analyze(case.make(), inputs=inputs)
+        inputs = jax.random.normal(KEY, shape)
+        groups = jaxnas.analyze(make(), inputs=inputs)
         choices = {group.name: options(group) for group in groups if group.kind == "channels"}
         net = jaxnas.supernet(groups, choices, verify=False)
         variables, arch = groups.model.variables, net.space.sample(KEY)
@@ -265,16 +200,12 @@ def test_verification_allows_for_rounding_that_a_network_amplifies(monkeypatch):
             jaxnas.extract(net, variables, arch, verify=inputs)
 
 
-def test_the_module_of_the_user_is_not_changed():
+def test_the_module_of_the_user_is_not_changed_and_needs_its_state():
     module = Pictures(nnx.Rngs(0))
     before = jax.tree.leaves(nnx.state(module))
     jaxnas.analyze(module, inputs=jnp.ones((2, 4, 4, 3)))
     assert all(x is y for x, y in zip(before, jax.tree.leaves(nnx.state(module)), strict=True))
-    assert module.norm.use_running_average is False
-    assert Pictures.__call__ is CALL
-
-
-def test_a_module_without_its_state_is_refused():
-    module, _ = eqx.nn.make_with_state(Normed)(KEY)
+    assert module.norm.use_running_average is False and Pictures.__call__ is CALL
+    normed, _ = eqx.nn.make_with_state(Normed)(KEY)
     with pytest.raises(TypeError, match="Normed has a state: call analyze"):
-        jaxnas.analyze(module, inputs=jnp.ones((2, 3, 4, 4)))
+        jaxnas.analyze(normed, inputs=jnp.ones((2, 3, 4, 4)))

@@ -1,5 +1,6 @@
 """An ordered network is the same function, its prefixes are the best parts, and modules have a rank."""
 
+import itertools
 import sys
 
 import flax.linen as nn
@@ -18,8 +19,6 @@ LABELS = jnp.arange(8) % 3
 
 
 class _Convolutional(nn.Module):
-    """The rows of the first dense kernel are positions x channels."""
-
     @nn.compact
     def __call__(self, x, train=False):
         x = nn.relu(nn.BatchNorm(use_running_average=not train)(nn.Conv(6, (3, 3))(x)))
@@ -89,13 +88,11 @@ def test_turns_of_a_scan_have_an_order_each():
 
 
 def _halves(groups):
-    """Each group as it is or at half its size."""
     choices = {g.name: Choice(g.size // 2, g.size) for g in groups if g.kind != "kernel"}
     return supernet(groups, choices, verify=False)
 
 
 def _made(model):
-    """The groups of a module, and variables that have no equal entries."""
     rng = np.random.default_rng(0)
     variables = jax.jit(model.init)(jax.random.key(1), IMAGES)
     variables = jax.tree.map(lambda x: np.array(x + 0.1 * rng.random(x.shape, np.float32)), variables)
@@ -103,7 +100,6 @@ def _made(model):
 
 
 def _scaled(tree, path, index, by=1e-3):
-    """Variables with some entries of one array scaled."""
     found = tree
     for name in path[:-1]:
         found = found[name]
@@ -131,19 +127,15 @@ def convolutional():
 def mixer():
     """The first block does almost nothing."""
     groups, variables = _made(_Mixer())
-    for path in (("attention", "out"), ("down",)):
-        for name in ("kernel", "bias"):
-            _scaled(variables, ("params", "blocks_0", *path, name), np.s_[:])
+    for path, name in itertools.product((("attention", "out"), ("down",)), ("kernel", "bias")):
+        _scaled(variables, ("params", "blocks_0", *path, name), np.s_[:])
     return _halves(groups), variables
 
 
 @pytest.mark.parametrize("by", ["activations", "weights", "contributions", "taylor", _random])
-def test_an_ordered_network_is_the_same_function_and_its_prefixes_are_its_best_parts(
-    by, convolutional, mixer
-):
+def test_an_ordered_network_is_the_same_and_its_prefixes_are_its_best_parts(by, convolutional, mixer):
     given = {"by": by, "batches": [IMAGES]}
-    if by == "taylor":
-        given |= {"batches": [(IMAGES, LABELS)], "loss": _loss}
+    given |= {"batches": [(IMAGES, LABELS)], "loss": _loss} if by == "taylor" else {}
     for net, variables in (convolutional, mixer) if by in ("activations", "taylor") else (convolutional,):
         ordered = order(net, variables, **given)
         assert jax.tree.structure(ordered) == jax.tree.structure(variables)
@@ -179,30 +171,22 @@ def _positional(variables, x):
     """Hidden positions that are enumerated, accumulated, sorted and asked for, and some that are not."""
     angles, counted, added, sorted_, asked, free, equal = (x @ w for w in variables["first"])
     asked = asked + jnp.argmax(asked, -1, keepdims=True).astype(x.dtype)
-    parts = [
-        angles * np.linspace(0.1, 1, 6, dtype=np.float32),
-        counted * jnp.arange(6, dtype=x.dtype),
-        jnp.cumsum(added, -1),
-        jnp.sort(sorted_, -1),
-        asked,
-        jnp.tanh(free),
-        equal * np.full(6, 2, np.float32),
-    ]
+    parts = [angles * np.linspace(0.1, 1, 6, dtype=np.float32), counted * jnp.arange(6, dtype=x.dtype)]
+    parts += [jnp.cumsum(added, -1), jnp.sort(sorted_, -1), asked]
+    parts += [jnp.tanh(free), equal * np.full(6, 2, np.float32)]
     return sum(part @ w for part, w in zip(parts, variables["second"], strict=True))
 
 
 def test_groups_in_which_positions_matter_stay_as_they_are():
     keys = jax.random.split(jax.random.key(0), 14)
-    variables = {
-        "first": [jax.random.normal(key, (3, 6)) for key in keys[:7]],
-        "second": [jax.random.normal(key, (6, 2)) for key in keys[7:]],
-    }
+    first = [jax.random.normal(key, (3, 6)) for key in keys[:7]]
+    variables = {"first": first, "second": [jax.random.normal(key, (6, 2)) for key in keys[7:]]}
     x = jax.random.normal(jax.random.key(3), (4, 3))
     with jax.numpy_rank_promotion("allow"):
         net = _halves(analyze(_positional, variables, x))
         assert len(net.places) == 7
         ordered = order(net, {"params": variables}, by="weights")["params"]
-    same = [np.array_equal(a, b) for a, b in zip(variables["first"], ordered["first"], strict=True)]
+    same = list(map(np.array_equal, first, ordered["first"]))
     assert same == [True] * 5 + [False] * 2
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import promises
 import pytest
 import refusals
+from user_networks import Identity
 
 import jaxnas
 from jaxnas import Choice, Size, Space, elastic, network, testing
@@ -17,14 +18,7 @@ KEY = jax.random.key(0)
 OPS = Choice("narrow", "wide", "skip")
 
 
-class Identity(nn.Module):
-    def __call__(self, x, train=False):
-        return x
-
-
 class Hidden(nn.Module):
-    """A residual block of plain layers."""
-
     size: int
 
     @nn.compact
@@ -35,8 +29,6 @@ class Hidden(nn.Module):
 
 
 class Mlp(nn.Module):
-    """Plain layers, and in the middle a choice among operations in each of two places."""
-
     space: Space
     width: int = 8
     hidden: tuple = (6, 12, 6, 12)
@@ -54,8 +46,6 @@ class Mlp(nn.Module):
 
 
 class Cnn(nn.Module):
-    """Convolutions with batch norm; one choice of a convolution."""
-
     space: Space
 
     @nn.compact
@@ -67,22 +57,12 @@ class Cnn(nn.Module):
         return nn.Dense(3, name="head")(nn.Dense(6, name="last")(x).mean((1, 2)))
 
 
+OF_MLP = {"width": Choice(4, 8), "Hidden_[02]/hidden": Choice(3, 6), "Hidden_[13]/hidden": Choice(5, 12)}
+OF_MLP |= {"last/hidden": Choice(4, 10)}
+OF_CNN = {"stem/channels": Choice(4, 8), "last/hidden": Choice(2, 6)}
 CASES = {
-    "mlp": (
-        Mlp(Space(op=OPS.repeat(2))),
-        jax.random.normal(KEY, (4, 5)),
-        {
-            "width": Choice(4, 8),
-            "Hidden_[02]/hidden": Choice(3, 6),
-            "Hidden_[13]/hidden": Choice(5, 12),
-            "last/hidden": Choice(4, 10),
-        },
-    ),
-    "cnn": (
-        Cnn(Space(conv=Choice("3", "1"))),
-        jax.random.normal(KEY, (2, 6, 6, 2)),
-        {"stem/channels": Choice(4, 8), "last/hidden": Choice(2, 6)},
-    ),
+    "mlp": (Mlp(Space(op=OPS.repeat(2))), jax.random.normal(KEY, (4, 5)), OF_MLP),
+    "cnn": (Cnn(Space(conv=Choice("3", "1"))), jax.random.normal(KEY, (2, 6, 6, 2)), OF_CNN),
 }
 
 
@@ -94,7 +74,6 @@ def analyzed(name):
 
 @functools.cache
 def made(name, form):
-    """A supernet, its variables and its inputs."""
     net = jaxnas.supernet(analyzed(name), CASES[name][2], form=form, verify=False)
     return net, analyzed(name).model.variables, CASES[name][1]
 
@@ -156,30 +135,22 @@ def test_mistakes_are_refused():
     def annotated():
         return network.annotated(jaxnas.supernet(joint, {"up/hidden": Choice(2, 4)}, form="masked"), rows)
 
-    refusals.check(
-        (
-            lambda: jaxnas.supernet(analyzed("cnn"), {"last/hidden": Choice(2, 6)}, decisions=decisions),
-            ValueError,
-            "conv",
-            "Cnn",
-        ),
-        (annotated, ValueError, "branch"),
-    )
+    def twice():
+        return jaxnas.supernet(analyzed("cnn"), {"last/hidden": Choice(2, 6)}, decisions=decisions)
+
+    refusals.check((twice, ValueError, "conv", "Cnn"), (annotated, ValueError, "branch"))
 
 
 def test_groups_within_branches_are_ordered_and_modules_have_a_rank():
     net, variables, inputs = made("mlp", "masked")
     largest, before = net.space.to_dict(net.space.largest()), variables["params"]
-    archs = [
-        net.space.from_dict(largest | {"op": op})
-        for op in (["narrow", "wide"], ["wide", "narrow"], ["skip", "skip"])
-    ]
+    pairs = ["narrow", "wide"], ["wide", "narrow"], ["skip", "skip"]
+    archs = [net.space.from_dict(largest | {"op": op}) for op in pairs]
     run = jax.jit(lambda variables: [net.apply(variables, inputs, arch) for arch in archs])
     read = np.abs(before["Hidden_1"]["down"]["kernel"]).sum(1)
+    of_loss = {"batches": [(inputs, None)], "loss": lambda outputs, _: jnp.sum(outputs**2)}
     for by in ("activations", "weights", "contributions", "taylor"):
-        given = {"batches": [inputs]}
-        if by == "taylor":
-            given = {"batches": [(inputs, None)], "loss": lambda outputs, _: jnp.sum(outputs**2)}
+        given = of_loss if by == "taylor" else {"batches": [inputs]}
         ordered = jaxnas.order(net, variables, by=by, **given)
         for found, expected in zip(run(ordered), run(variables), strict=True):
             np.testing.assert_allclose(found, expected, atol=1e-5)
@@ -187,13 +158,9 @@ def test_groups_within_branches_are_ordered_and_modules_have_a_rank():
         assert not np.array_equal(after, read)
         if by == "weights":
             np.testing.assert_allclose(after, np.sort(read)[::-1], rtol=1e-6)
-    quiet = {
-        name: tree | {"down": jax.tree.map(lambda x: x / 1e3, tree["down"])}
-        for name, tree in before.items()
-        if name in ("Hidden_2", "Hidden_3")
-    }
-    quiet = {"params": before | quiet}
-    assert jaxnas.rank_modules(net, quiet, [inputs], "op_*") == ("op_0", "op_1")
+    down = {name: jax.tree.map(lambda x: x / 1e3, before[name]["down"]) for name in ("Hidden_2", "Hidden_3")}
+    quiet = {name: before[name] | {"down": tree} for name, tree in down.items()}
+    assert jaxnas.rank_modules(net, {"params": before | quiet}, [inputs], "op_*") == ("op_0", "op_1")
 
 
 def test_the_modules_own_class_is_rebuilt():
@@ -212,13 +179,10 @@ def test_the_modules_own_class_is_rebuilt():
     assert own.error <= 1e-5
 
 
-def test_places_are_recorded_in_the_order_of_calls():
-    """Also of blocks that Linen stores outside of the mixture that calls them."""
+def test_places_are_in_the_order_of_calls_and_sizes_may_follow_the_modules_own_decisions():
+    """Also places of blocks that Linen stores outside of the mixture that calls them."""
     places = made("mlp", "masked")[0].described()["places"]
     assert list(places) == ["width", *(f"Hidden_{i}/hidden" for i in range(4)), "last/hidden"]
-
-
-def test_sizes_may_follow_the_modules_own_decisions():
     sizes = {"last/hidden": Size(lambda conv: {"3": 6, "1": 2}[conv])}
     net = jaxnas.supernet(analyzed("cnn"), sizes, form="masked")
     assert list(net.space) == ["conv"]

@@ -19,36 +19,22 @@ KEY = jax.random.key(0)
 IMAGES = jax.random.normal(KEY, (2, 8, 8, 2))
 TOKENS = jax.random.randint(KEY, (2, 6), 0, 11)
 ROWS = jax.random.normal(KEY, (3, 5))
-STACKS = {
-    "first": jax.random.normal(KEY, (5, 8)),
-    "layers": {name: jax.random.normal(KEY, (8, 3, 12)) for name in ("in", "out")}
-    | {"gate": jax.random.normal(KEY, (12, 3))},
-}
+SHAPES = {"in": (8, 3, 12), "out": (8, 3, 12), "gate": (12, 3)}
+LAYERS = {name: jax.random.normal(KEY, shape) for name, shape in SHAPES.items()}
+STACKS = {"first": jax.random.normal(KEY, (5, 8)), "layers": LAYERS}
 TAPS = {"taps": jax.random.normal(KEY, (3, 5, 5, 2, 2)), "out": jax.random.normal(KEY, (2, 3))}
 HIDDEN = {"layers/hidden": Choice(4, 8).repeat(3)}
 HEADS = {"layers/attention/heads": Choice(2, 4).repeat(3), "layers/attention": Skip()}
 # A network, its inputs, choices beside those of every group, and some groups with their sizes.
+OF_IMAGES = {"Conv_0/channels": 8, "Conv_0/kernel": 5, "Dense_0/hidden": 24, "Conv_1/kernel": 3}
+OF_TOKENS = {"width": 16, "Block_0/heads": 4, "Block_1/Dense_0/head_dim": 4, "Block_1/hidden": 32}
+KERNELS = {"taps/kernel": Choice(1, 3, 5).repeat(3), "layer": Skip()}
 CASES = {
-    "convolutional": (
-        Convolutional(),
-        IMAGES,
-        {},
-        {"Conv_0/channels": 8, "Conv_0/kernel": 5, "Dense_0/hidden": 24, "Conv_1/kernel": 3},
-    ),
-    "attending": (
-        Attending(),
-        TOKENS,
-        {"Block_*": Skip()},
-        {"width": 16, "Block_0/heads": 4, "Block_1/Dense_0/head_dim": 4, "Block_1/hidden": 32},
-    ),
+    "convolutional": (Convolutional(), IMAGES, {}, OF_IMAGES),
+    "attending": (Attending(), TOKENS, {"Block_*": Skip()}, OF_TOKENS),
     "by turn": (by_turn, ROWS, HIDDEN | {"layer": Skip()}, {"layers/hidden": 12, "first/hidden": 8}),
     "language": (Language(), TOKENS, HIDDEN | HEADS, {"layers/hidden": 16, "layers/attention/heads": 4}),
-    "kernels": (
-        pictures,
-        IMAGES,
-        {"taps/kernel": Choice(1, 3, 5).repeat(3), "layer": Skip()},
-        {"taps/kernel": 5},
-    ),
+    "kernels": (pictures, IMAGES, KERNELS, {"taps/kernel": 5}),
 }
 
 
@@ -67,23 +53,9 @@ def case(request):
     return net, net.init(KEY, inputs), inputs
 
 
-def test_a_supernet_is_its_extracted_networks(case):
-    """P1, P2, P3 and P7, as the function says."""
+def test_a_supernet_is_its_extracted_networks_in_both_forms(case):
+    """P1, P2, P3, P5 and P7, as the functions say."""
     promises.check_transformed(*case, samples=20)
-
-
-def test_costs_are_those_of_the_extracted_network(case):
-    """P7, of many at once."""
-    net, _, inputs = case
-    archs = net.space.sample(KEY, 10_000)
-    counted = jaxnas.cost(net, inputs)(archs)
-    one = jax.tree.map(lambda x: x[7], archs)
-    shapes = jax.eval_shape(net.clone(space=net.space.fix(one)).init, KEY, inputs)
-    assert counted["params"][7] == sum(x.size for x in jax.tree.leaves(shapes["params"]))
-
-
-def test_both_forms_vmap_and_soft_decisions_agree(case):
-    """P3 and P5, as the function says."""
     promises.check_forms(*case)
 
 
@@ -131,11 +103,9 @@ def test_an_extracted_network_is_saved_loaded_exported_and_rebuilt(tmp_path):
                 x = x + nn.Dense(6, name=f"out_{i}")(nn.relu(nn.Dense(size, name=f"in_{i}")(x)))
             return nn.Dense(2)(x)
 
-    model = Mlp()
-    variables = model.init(KEY, ROWS)
-    net = jaxnas.supernet(
-        jaxnas.analyze(model, variables, ROWS), {"in_*/hidden": Choice(2, 4, 8)}, verify=False
-    )
+    variables = Mlp().init(KEY, ROWS)
+    groups = jaxnas.analyze(Mlp(), variables, ROWS)
+    net = jaxnas.supernet(groups, {"in_*/hidden": Choice(2, 4, 8)}, verify=False)
     arch = {"in_*/hidden": jnp.array([0, 1], jnp.int32)}
 
     def rebuild(sizes):
@@ -166,10 +136,8 @@ def turned():
 
 def test_turns_of_other_sizes_are_saved_loaded_and_exported(turned, tmp_path):
     """Those that are alike stay a scan, over the rows that are left."""
-    variables, sizes = (
-        turned.model.variables,
-        Size(lambda ratio, base: int(ratio * base)),
-    )  # of a decision by turn and one of all turns
+    variables = turned.model.variables
+    sizes = Size(lambda ratio, base: int(ratio * base))  # of a decision by turn and one of all turns
     decisions = {"ratio": Choice(0.5, 1.0).repeat(3), "base": Choice(4, 12)}
     net = jaxnas.supernet(turned, {"layers/hidden": sizes, "layer": Depth(1, 2, 3)}, decisions=decisions)
     assert net.space.choices["ratio"].active == "layer"

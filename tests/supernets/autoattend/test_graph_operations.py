@@ -3,17 +3,18 @@
 import functools
 import warnings
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import promises
 import pytest
 import refusals
+from user_networks import Elastic
 
 import jaxnas
 from jaxnas import Choice, Space, elastic
 from jaxnas.supernets import graph_operations as ops
+from jaxnas.tensors import flatten
 
 NODES, WIDTH, OUT = 12, 6, 16
 POOLS = {
@@ -39,7 +40,6 @@ def graph_of(edges, nodes=NODES):
 
 
 def initialized(op, x, graph):
-    """Variables in which no bias is zero."""
     random = np.random.default_rng(0)
     shapes = jax.eval_shape(op.init, jax.random.key(0), x, graph)
     return jax.tree.map(lambda leaf: random.normal(0, 0.5, leaf.shape).astype(np.float32), shapes)
@@ -58,29 +58,22 @@ def geometric():
         return pytest.importorskip("torch_geometric.nn", reason="it comes with the extra `torch`")
 
 
-def named(**names):
-    """The parameters of a layer of theirs: where each is in ours, and what axes it has in front there."""
-
-    def convert(params, path, axes=0):
-        leaf = params
-        for part in path.split("/"):
-            leaf = leaf[part]
-        leaf = leaf.T if path.endswith("kernel") and not axes else leaf
-        return np.asarray(leaf)[(None,) * axes]
-
-    return lambda params: {
-        name.replace("__", "."): convert(params, *(of if isinstance(of, tuple) else (of,)))
-        for name, of in names.items()
-    }
+def converted(params, names):
+    """The parameters of a layer of theirs, transposed and with the axes that they have in front there."""
+    flat = {"/".join(path): np.asarray(leaf) for path, leaf in flatten(params).items()}
+    flat |= {f"{path}.T": leaf.T for path, leaf in flat.items()}
+    places = [one.split("=") for one in names.split()]
+    return {name: flat[path.strip("[]")][(None,) * path.count("[")] for name, path in places}
 
 
-ATTENTION = named(lin__weight="linear/kernel", att_src=("source", 1), att_dst=("target", 1), bias="bias")
-GCN = named(lin__weight="linear/kernel", bias="bias")
-SGC = named(lin__weight="linear/kernel", lin__bias="bias")
-LINEAR = named(weight="linear/kernel", bias="linear/bias")
-CHEB = named(lins__0__weight="linear_0/kernel", lins__1__weight="linear_1/kernel", bias="bias")
-SAGE = named(lin_l__weight="neighbors/kernel", lin_r__weight="root/kernel", lin_l__bias="bias")
-ARMA = named(init_weight=("neighbors/kernel", 1), root_weight=("root/kernel", 2), bias=("bias", 3))
+# Where each parameter of theirs is in ours, in brackets with one more axis in front.
+ATTENTION = "lin.weight=linear/kernel.T att_src=[source] att_dst=[target] bias=bias"
+GCN = "lin.weight=linear/kernel.T bias=bias"
+SGC = "lin.weight=linear/kernel.T lin.bias=bias"
+LINEAR = "weight=linear/kernel.T bias=linear/bias"
+CHEB = "lins.0.weight=linear_0/kernel.T lins.1.weight=linear_1/kernel.T bias=bias"
+SAGE = "lin_l.weight=neighbors/kernel.T lin_r.weight=root/kernel.T lin_l.bias=bias"
+ARMA = "init_weight=[neighbors/kernel] root_weight=[[root/kernel]] bias=[[[bias]]]"
 LAYERS = {  # ours: theirs, and their parameters of ours
     "cora/gcn": (lambda g: g.GCNConv(WIDTH, OUT, add_self_loops=False), GCN),
     "cora/sage": (lambda g: g.SAGEConv(WIDTH, OUT), SAGE),
@@ -102,7 +95,7 @@ def test_an_operation_is_the_layer_of_pytorch_geometric(geometric, name):
     op, (layer, names) = POOLS[name], LAYERS[name]
     variables = initialized(op, x, graph_of(edges))
     theirs = layer(geometric)
-    state = {name: torch.tensor(value) for name, value in names(variables["params"]).items()}
+    state = {name: torch.tensor(value) for name, value in converted(variables["params"], names).items()}
     found = theirs.load_state_dict(state, strict=False)
     assert not found.unexpected_keys and set(found.missing_keys) <= {"weight"}  # of ARMA's further layers
     one_way = [] if "cheb" in name else [edges[edges[:, 0] < edges[:, 1]]]
@@ -233,14 +226,8 @@ def test_dropout_keeps_the_mean_and_drops_at_its_rate():
         np.testing.assert_array_equal(drop.apply({}, x), x)
 
 
-class Layer(nn.Module):
-    """One of the operations, chosen by an architecture."""
-
-    space: Space
-
-    @nn.compact
-    def __call__(self, inputs, arch=None, *, train=False):
-        decisions = elastic.Decisions(self.space, arch, initializing=self.is_initializing())
+class Layer(Elastic):
+    def body(self, inputs, decisions, train):
         x, graph = ops.union(inputs)
         pool = {name: POOLS[name] for name in self.space["op"].options}
         y = elastic.Mixture(pool, name="layer")(decisions["op"], x, graph, train=train)

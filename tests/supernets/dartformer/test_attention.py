@@ -13,6 +13,7 @@ import pytest
 import refusals
 import tiers
 from test_cost import xla_macs
+from user_networks import Elastic
 
 import jaxnas
 from jaxnas import Choice, Space, elastic
@@ -38,16 +39,8 @@ CASES = {
     "synthesizer": attention.Synthesizer(**SIZES, max_length=20, rank=3),
     "synthesizer, dense": attention.Synthesizer(**SIZES, max_length=20, kind="dense"),
 }
-
 FAMILIES = ("softmax", "longformer, global", "linear", "reformer", "synthesizer")  # a case of each
 FURTHER = tuple(name for name in CASES if name not in FAMILIES)
-
-
-def cases(*quick):
-    """All cases, of which the quick tier takes some."""
-    return pytest.mark.parametrize("name", tiers.cases(CASES, quick))
-
-
 # All positions, the first ones, some, none.
 MASK = np.ones((BATCH, LENGTH), bool)
 MASK[1, 11:] = False
@@ -72,7 +65,6 @@ CLEAN, DIRTY = np.where(MASK[:, :, None], X, 0), np.where(MASK[:, :, None], X, n
 
 @functools.cache
 def probe(name):
-    """All that the promises ask of a mechanism, from one program; arrays of NumPy, by name."""
     net, variables = CASES[name], variables_of(name)
     weights = RNG.normal(size=X.shape).astype(np.float32)
 
@@ -95,7 +87,7 @@ def probe(name):
     return jax.tree.map(np.asarray, run(variables, CLEAN, DIRTY, X))
 
 
-@cases(*FAMILIES)
+@pytest.mark.parametrize("name", tiers.cases(CASES, FAMILIES))
 def test_padding_changes_nothing_and_examples_are_apart(name):
     """Padding gets no gradient and may be cut off; an example without a token gives zeros."""
     found = probe(name)
@@ -114,9 +106,8 @@ def test_padding_changes_nothing_and_examples_are_apart(name):
         close(found["short"][-1][1], found["batch"][1, : SHORT[-1]])
 
 
-@cases("bigbird", "reformer")
+@pytest.mark.parametrize("name", tiers.cases(CASES, ("bigbird", "reformer")))
 def test_the_batch_may_be_symbolic(name):
-    """As in an exported network: one program for batches of any size."""
     net, variables = CASES[name], jax.eval_shape(lambda: variables_of(name))
     x = jax.ShapeDtypeStruct(jax.export.symbolic_shape(f"batch, {LENGTH}, {WIDTH}"), jnp.float32)
     mask = jax.ShapeDtypeStruct(x.shape[:2], jnp.bool_)
@@ -138,14 +129,8 @@ def test_bfloat16_is_near_float32():
         assert 0 < difference < 0.02, type(net).__name__
 
 
-class Network(nn.Module):
-    """One block, which is chosen."""
-
-    space: Space
-
-    @nn.compact
-    def __call__(self, inputs, arch=None, *, train=False):
-        decisions = elastic.Decisions(self.space, arch, initializing=self.is_initializing())
+class Network(Elastic):
+    def body(self, inputs, decisions, train):
         block = elastic.Mixture(CASES, name="block")
         return block(decisions["block"], inputs["x"], inputs["mask"], train=train)
 
@@ -198,30 +183,28 @@ def test_no_array_is_as_large_as_all_pairs(mechanism):
 
 
 def test_mechanisms_that_cannot_be_and_inputs_that_do_not_fit_are_refused():
-    def case(net, error, *names, x=X, mask=MASK):
+    def case(net, *names, x=X, mask=MASK, error=ValueError):
         return lambda: jax.eval_shape(net.init, jax.random.key(0), x, mask), error, *names
 
     def make(mechanism, *names, **settings):
-        return case(mechanism(**SIZES | settings), ValueError, *names)
+        return case(mechanism(**SIZES | settings), *names)
 
     softmax, local, sinkhorn = attention.Softmax, attention.Local, attention.Sinkhorn
-    zero = [(softmax, "num_heads"), (softmax, "head_dim"), (local, "block"), (attention.Longformer, "window")]
-    zero += [(attention.Reformer, "chunk"), (attention.Performer, "num_features")]
-    below = [(attention.Longformer, "num_global"), (attention.BigBird, "num_random")]
-    sizes = [*((*one, 0) for one in zero), *((*one, -1) for one in below)]
+    sizes = [(softmax, "num_heads", 0), (softmax, "head_dim", 0), (local, "block", 0)]
+    sizes += [(attention.Longformer, "window", 0), (attention.Longformer, "num_global", -1)]
+    sizes += [(attention.Reformer, "chunk", 0), (attention.Performer, "num_features", 0)]
+    sizes += [(attention.BigBird, "num_random", -1)]
+    short = attention.Linformer, attention.Synthesizer, sinkhorn
     refusals.check(
         *(make(kind, name, str(value), **{name: value}) for kind, name, value in sizes),
-        *(
-            make(kind, "max_length", "8", "17", max_length=8)
-            for kind in (attention.Linformer, attention.Synthesizer, sinkhorn)
-        ),
+        *(make(kind, "max_length", "8", "17", max_length=8) for kind in short),
         make(softmax, "6 channels", "4 heads", num_heads=4, head_dim=None),
         make(attention.SparseTransformer, "5", "4", block=4, summary=5),
         make(attention.Reformer, "5", num_buckets=5),
         make(attention.Synthesizer, "kind", "fast", max_length=20, kind="fast"),
         make(sinkhorn, "temperature", "0.0", max_length=20, temperature=0.0),
-        case(softmax(**SIZES), ValueError, "(17, 6)", x=X[0]),
-        case(local(**SIZES), ValueError, "positions", "0", x=X[:, :0], mask=MASK[:, :0]),
-        case(softmax(**SIZES), TypeError, "bool", "float32", mask=np.float32(MASK)),
-        case(softmax(**SIZES), ValueError, "(4, 17)", "(4, 5)", mask=MASK[:, :5]),
+        case(softmax(**SIZES), "(17, 6)", x=X[0]),
+        case(local(**SIZES), "positions", "0", x=X[:, :0], mask=MASK[:, :0]),
+        case(softmax(**SIZES), "bool", "float32", mask=np.float32(MASK), error=TypeError),
+        case(softmax(**SIZES), "(4, 17)", "(4, 5)", mask=MASK[:, :5]),
     )

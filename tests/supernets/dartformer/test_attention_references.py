@@ -52,32 +52,26 @@ def bigbird_pattern(i, j, block, num_random, seed):
     return blocks[i // block, j // block]
 
 
+def sparse_pattern(i, j, block, summary=0):
+    return (i // block == j // block) | (j % block >= block - summary)
+
+
+SUMMARIES = [dict(block=b, summary=c) for b, c in ((5, 3), (6, 6), (1, 1), (4, 1), (30, 2))]
+BLOCKS = ((3, 1), (8, 2), (1, 2), (2, 0), (3, 9), (30, 1))
+BIGBIRD = [dict(block=b, num_random=r, seed=5) for b, r in BLOCKS]
 # A function, which pairs of places it sees, and settings.
 PATTERNS = {
     "softmax": (dense.softmax, lambda i, j: i + j >= 0, [{}]),
-    "local": (
-        sparse.local,
-        lambda i, j, block: i // block == j // block,
-        [dict(block=b) for b in (3, 50, 1, 8)],
-    ),
+    "local": (sparse.local, sparse_pattern, [dict(block=b) for b in (3, 50, 1, 8)]),
     "longformer": (sparse.longformer, window_pattern, [dict(window=w) for w in (6, 7, 1, 2, 3, 40)]),
-    "sparse": (
-        sparse.sparse_transformer,
-        lambda i, j, block, summary: (i // block == j // block) | (j % block >= block - summary),
-        [dict(block=b, summary=c) for b, c in ((5, 3), (6, 6), (1, 1), (4, 1), (30, 2))],
-    ),
-    "bigbird": (
-        sparse.bigbird,
-        bigbird_pattern,
-        [dict(block=b, num_random=r, seed=5) for b, r in ((3, 1), (8, 2), (1, 2), (2, 0), (3, 9), (30, 1))],
-    ),
+    "sparse": (sparse.sparse_transformer, sparse_pattern, SUMMARIES),
+    "bigbird": (sparse.bigbird, bigbird_pattern, BIGBIRD),
 }
 
 
 @pytest.mark.parametrize("length, chosen", [(23, slice(2)), *tiers.more((18, slice(1, None)))])
 @pytest.mark.parametrize("name", PATTERNS)
 def test_a_pattern_is_softmax_attention_under_its_mask(name, length, chosen):
-    """In some of its settings, from one program."""
     run, pattern, every = PATTERNS[name]
     settings, (*operand, mask) = every[chosen], operands(length)
     found = jax.jit(lambda *given: [run(*given, **setting) for setting in settings])(*operand, mask)
@@ -110,13 +104,10 @@ def test_random_blocks_are_others_and_follow_the_seed():
     assert used.sum(axis=1).tolist() == [2, 1, 1, 2]
 
 
-def test_linear_attention_weighs_as_its_quadratic_form():
+def test_linear_attention_weighs_as_its_quadratic_form_and_linformer_with_the_identity_is_softmax():
     query, key, value, mask = operands(150)
     weights = np.log(products(*(np.where(x > 0, x + 1, np.exp(x)) for x in (query, key))))
     close(jax.jit(dense.linear)(query, key, value, mask), reference(weights, value, mask))
-
-
-def test_linformer_with_the_identity_is_softmax():
     query, key, value, _ = operands(9)
     mask = np.ones((2, 9), bool)
     out = jax.jit(dense.linformer)(query, key, value, mask, np.eye(9, dtype=np.float32))

@@ -39,7 +39,6 @@ def test_the_supernet_is_the_plain_average():
 
     @jit
     def run(arch):
-        """What the block of attention returns, [B, T, D]."""
         captured = dict(capture_intermediates=lambda module, _: module.name == "attention_0")
         given = dict(mutable=["intermediates"], **captured)
         _, state = net.apply(variables, TEXTS, {"mechanism": arch}, **given)

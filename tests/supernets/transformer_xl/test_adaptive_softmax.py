@@ -37,7 +37,6 @@ scores, all_scores, embed = map(bound, ("log_probability", "log_probabilities", 
 
 @functools.cache
 def parameters(module):
-    """Values that are nowhere zero, so that everything counts."""
     init = functools.partial(module.init, method="embed")
     shapes = nn.meta.unbox(jax.eval_shape(init, jax.random.key(0), jnp.asarray(STRANGE)))["params"]
     random = np.random.default_rng(0)
@@ -82,8 +81,6 @@ def reference(module, params, hidden):
 
 @functools.partial(jax.jit, static_argnums=0)
 def everything(module, params, rows):
-    """Scores of targets with gradients, of all words and of what is no word, and embeddings: one program."""
-
     def expected(targets):
         total = lambda *x: jnp.vdot(WEIGHTS, reference(module, *x)[jnp.arange(ROWS), targets])  # noqa: E731
         return jax.grad(total, (0, 1))(params, HIDDEN)
@@ -108,26 +105,18 @@ def assert_close(ours, expected, tolerance=1e-5):
     jax.tree.map(close, ours, expected)
 
 
-every_module = pytest.mark.parametrize(
-    "module", tiers.cases(MODULES.values(), (MODULES["chunks in part"],)), ids=MODULES
-)
+CASES = tiers.cases(MODULES.values(), (MODULES["chunks in part"],))
 
 
-@every_module
-def test_a_target_is_scored_as_among_all_words(module):
-    """As the paper's formula, whatever the targets and the chunks, with all gradients."""
-    (gradients, values), (expected_gradients, expected), every, *_ = probe(module)
-    assert values.dtype == every.dtype == jnp.float32
+@pytest.mark.parametrize("module", CASES, ids=MODULES)
+def test_a_target_is_scored_as_among_all_words_and_every_word_is_embedded(module):
+    """As the paper's formula, with all gradients, and word by word in NumPy; what is no word gives NaN."""
+    (gradients, values), (expected_gradients, expected), every, embedded, scored = probe(module)
+    assert values.dtype == every.dtype == embedded.dtype == jnp.float32
     assert_close(every, expected)
     assert_close(values, every[np.arange(ROWS), targets_of(module)])
     assert_close(gradients, expected_gradients)
-
-
-@every_module
-def test_every_word_is_embedded_and_what_is_no_word_gives_nan(module):
-    """Word by word in NumPy; NaN as its embedding and as its score."""
-    params, (*_, embedded, scored) = parameters(module), probe(module)
-    assert embedded.dtype == jnp.float32
+    params = parameters(module)
     for found, token in zip(embedded, WORDS, strict=False):
         cluster = sum(token >= cutoff for cutoff in module.cutoffs)
         vector = params[f"embedding_{cluster}"][token - (0, *module.cutoffs)[cluster]]
@@ -209,7 +198,6 @@ def test_cutoffs_are_the_best_of_all(counts, clusters, div_value, logit_cost):
 
 
 def test_cutoffs_of_a_large_vocabulary_are_near_the_best():
-    """Of every single cutoff."""
     counts = 10**6 // np.arange(1, 33_279)
     (cutoff,) = choose_cutoffs(counts, 1, width=128, div_value=2)
     sizes = np.arange(1, 33_278)
