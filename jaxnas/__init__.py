@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         supernets,
         tabular,
         tasks,
+        trackers,
         training,
     )
 
@@ -70,12 +71,14 @@ __all__ = [
     "tabular",
     "tasks",
     "testing",
+    "trackers",
     "training",
 ]
 
 # Imported when they are first used: `import jaxnas` loads the library and not the laboratory.
 _LATER = (
-    "data experiments hf nnx optuna predictors recipes report runs supernets tabular tasks training".split()
+    *"data experiments hf nnx optuna predictors recipes report runs supernets tabular tasks".split(),
+    *("trackers", "training"),
 )
 
 

@@ -11,7 +11,7 @@ FLOORS = (
     ("counting", "option_values", "processes"),
     ("space",),
     ("spaces", "data", "search", "predictors", "tabular", "elastic"),
-    ("inputs", "products", "tensors"),
+    ("inputs", "products", "tensors", "trackers"),
     ("annotations", "axes"),
     ("network",),
     ("calibration",),

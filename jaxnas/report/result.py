@@ -173,6 +173,20 @@ class Result:
     device: str = ""
     version: int = VERSION
 
+    def rows(self) -> list[dict[str, Any]]:
+        """The networks as the rows of a table, the found one first: values by column.
+
+        Columns are "network", "weights", the costs, metrics as "test accuracy", and "architecture".
+        """
+        return [
+            {
+                **{"network": one.name, "weights": one.weights, **one.costs},
+                **{f"{role} {name}": x for role, of in one.metrics.items() for name, x in of.items()},
+                "architecture": one.architecture,
+            }
+            for one in (self.found, *self.networks)
+        ]
+
 
 def check_names(names: Collection[str], others: Collection[str] = ()) -> None:
     """Raises ValueError for a name that is also one of a network of a run, which would be lost."""
