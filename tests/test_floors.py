@@ -7,7 +7,7 @@ import sys
 
 ROOT = pathlib.Path(__file__).parents[1]
 FLOORS = (
-    ("files", "choice", "checks", "executors"),
+    ("files", "choice", "checks", "display", "executors"),
     ("counting", "option_values", "processes"),
     ("space",),
     ("spaces", "data", "search", "predictors", "tabular", "elastic"),

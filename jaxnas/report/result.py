@@ -11,7 +11,7 @@ import typing
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from jaxnas import files
+from jaxnas import display, files
 from jaxnas.search.space_evolution import Shift
 
 VERSION = 1
@@ -186,6 +186,15 @@ class Result:
             }
             for one in (self.found, *self.networks)
         ]
+
+    def to_pandas(self) -> Any:
+        """The `rows` as a pandas.DataFrame."""
+        return display.frame(self.rows())
+
+    def _repr_html_(self) -> str:
+        return display.table(
+            self.rows(), f"{self.task.name}: {int(self.space.cardinality):.4g} architectures"
+        )
 
 
 def check_names(names: Collection[str], others: Collection[str] = ()) -> None:
