@@ -19,6 +19,7 @@ from jaxnas.weights import carry_weights
 if TYPE_CHECKING:
     from jaxnas import (
         data,
+        evosax,
         hf,
         nnx,
         optuna,
@@ -48,6 +49,7 @@ __all__ = [
     "cost",
     "data",
     "elastic",
+    "evosax",
     "experiments",
     "export_subnet",
     "extract",
@@ -77,7 +79,7 @@ __all__ = [
 
 # Imported when they are first used: `import jaxnas` loads the library and not the laboratory.
 _LATER = (
-    *"data experiments hf nnx optuna predictors recipes report runs supernets tabular tasks".split(),
+    *"data evosax experiments hf nnx optuna predictors recipes report runs supernets tabular tasks".split(),
     *("trackers", "training"),
 )
 

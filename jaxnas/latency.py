@@ -293,7 +293,7 @@ def _random(space: Space, count: int, key: jax.Array) -> Arch:
 def _terms(net: nn.Module, inputs: Any) -> dict[tuple[str, ...], tuple[Table, ...]]:
     """What times are of, as tables whose sum is a column: all products, those of some choices, options."""
     space, macs = net.space, network.annotated(net, inputs).macs
-    terms = {("all",): macs}
+    terms: dict[tuple[str, ...], tuple[Table, ...]] = {("all",): macs}
     for table in macs:
         choices = sorted({name for name, _ in table.names})
         runs = combine(lambda value: int(value > 0), table)
