@@ -19,6 +19,7 @@ from jaxnas.weights import carry_weights
 if TYPE_CHECKING:
     from jaxnas import (
         data,
+        evosax,
         hf,
         nnx,
         onnx,
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
         supernets,
         tabular,
         tasks,
+        trackers,
         training,
     )
 
@@ -48,6 +50,7 @@ __all__ = [
     "cost",
     "data",
     "elastic",
+    "evosax",
     "experiments",
     "export_subnet",
     "extract",
@@ -72,13 +75,14 @@ __all__ = [
     "tabular",
     "tasks",
     "testing",
+    "trackers",
     "training",
 ]
 
 # Imported when they are first used: `import jaxnas` loads the library and not the laboratory.
 _LATER = (
-    *("data", "experiments", "hf", "nnx", "onnx", "optuna", "predictors", "recipes", "report", "runs"),
-    *("supernets", "tabular", "tasks", "training"),
+    *("data", "evosax", "experiments", "hf", "nnx", "onnx", "optuna", "predictors", "recipes", "report"),
+    *("runs", "supernets", "tabular", "tasks", "trackers", "training"),
 )
 
 

@@ -55,7 +55,7 @@ def cost(net: Any, inputs: Any) -> Cost:
 
 def table_cost(tables: dict[str, tuple[Table, ...]], space: Space) -> Cost:
     """A cost function of the architectures of a space from named tables; see `cost`."""
-    tables = {name: _merge(entries) for name, entries in tables.items()}
+    tables = {name: merge(entries) for name, entries in tables.items()}
 
     def costs(arch: Arch) -> dict[str, Any]:
         traced = any(isinstance(leaf, jax.core.Tracer) for leaf in arch.values())
@@ -70,7 +70,7 @@ def table_cost(tables: dict[str, tuple[Table, ...]], space: Space) -> Cost:
     return costs
 
 
-def _merge(tables: tuple[Table, ...]) -> tuple[Table, ...]:
+def merge(tables: tuple[Table, ...]) -> tuple[Table, ...]:
     """One table for all that depend on the same decisions: fewer look-ups."""
     sums: dict[Any, np.ndarray] = {}
     for table in tables:

@@ -1,18 +1,19 @@
 """Measured latency: what extracted networks take on the device in use, and a table of it as a cost.
 
-A table is measured once (warm-up, then the median of interleaved runs), stored as JSON with the device's
-name, and read again wherever architectures are compared for that device. It is additive: to the time of one
-network it adds what each decision changes by itself.
+The times of random networks are divided among blocks: products that depend on the same decisions. A table is
+stored as JSON with the device's name, and read wherever architectures are compared for that device. `check`
+says how far it is from whole networks.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
+import operator
 import os
 import time
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import flax.linen as nn
 import jax
@@ -20,8 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxnas import files, network
-from jaxnas.choice import Choice
-from jaxnas.cost import Cost, table_cost
+from jaxnas.cost import Cost, merge, table_cost
 from jaxnas.elastic.width import Table, combine, constant
 from jaxnas.inputs import describe, specification
 from jaxnas.space import Arch, Space
@@ -29,25 +29,41 @@ from jaxnas.subnet import alone
 
 Name = TypeVar("Name")
 
-FORMAT = 2
+FORMAT = 3
+_PENALTY = 1e-2  # of the weights of a table, relative to the errors of its networks
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """The time of a part of a network by the decisions that it depends on.
+
+    Attributes:
+      decisions: options as text by decision, as "depth" or "num_heads[3]".
+      nanoseconds: for each combination of options, the last decision's changing fastest.
+    """
+
+    decisions: Mapping[str, Sequence[str]]
+    nanoseconds: Sequence[int]
 
 
 @dataclasses.dataclass(frozen=True)
 class LatencyTable:
-    """The time of a network, and what each option of each decision adds to it.
+    """The time of a network as a sum over its decisions and blocks.
 
     Attributes:
-      nanoseconds: of the network from which the others are counted.
+      nanoseconds: what every network takes.
       options: by decision, as "depth" or "num_heads[3]" (or "num_heads" for all positions alike), the
         nanoseconds that each option adds, by the option as text; they may be negative.
       device: its name, as JAX gives it.
       setting: what was measured: inputs, sizes.
+      blocks: what is added by several decisions together.
     """
 
     nanoseconds: int
     options: Mapping[str, Mapping[str, int]]
     device: str
     setting: Mapping[str, Any]
+    blocks: Sequence[Block] = ()
 
     def cost(self, space: Space) -> Cost:
         """The latency of an architecture, `arch -> {"latency_ms"}`; what is inactive adds nothing.
@@ -55,14 +71,15 @@ class LatencyTable:
         As `jaxnas.cost`: hard or soft, under jit and vmap, for bounds and for expected latency.
 
         Raises:
-          ValueError: decisions or options of the space that were not measured.
+          ValueError: a table of another space.
         """
-        tables = [constant(self.nanoseconds)]
-        for name, choice in space.decisions:
-            for position in range(math.prod(choice.shape)):
-                added = self._added(name, choice, position)
-                active = _active(space, name, position)
-                tables.append(combine(lambda on, ns: on * ns, active, added))
+        tables = [constant(self.nanoseconds), *(self._table(block, space) for block in self.blocks)]
+        together = {label for block in self.blocks for label in block.decisions}
+        for label, (name, position) in _labels(space).items():
+            if label in self.options or name in self.options or label not in together:
+                added = self.options.get(label, self.options.get(name, {}))
+                own = self._table(Block({label: tuple(added)}, tuple(added.values())), space)
+                tables.append(combine(operator.mul, _active(space, name, position), own))
         exact = table_cost({"nanoseconds": tuple(tables)}, space)
 
         def milliseconds(arch: Arch) -> dict[str, Any]:
@@ -72,17 +89,31 @@ class LatencyTable:
 
         return milliseconds
 
-    def _added(self, name: str, choice: Choice, position: int) -> Table:
-        label = name if choice.length is None else f"{name}[{position}]"
-        measured = self.options.get(label, self.options.get(name, {}))
-        options = choice.options_at(position)
-        if missing := [option for option in options if str(option) not in measured]:
+    def _table(self, block: Block, space: Space) -> Table:
+        labels, values = _labels(space), np.reshape(block.nanoseconds, [*map(len, block.decisions.values())])
+        # What is no decision here comes last: in a network alone, it was inactive.
+        for axis, (label, measured) in sorted(
+            enumerate(block.decisions.items()), key=lambda x: x[1][0] not in labels
+        ):
+            at = labels.get(label)
+            options = measured[:1] if at is None else [*map(str, space[at[0]].options_at(at[1]))]
+            missing = [option for option in options if option not in measured]
+            if missing or (at is None and np.any(np.diff(values, axis=axis))):
+                raise ValueError(
+                    f"The latency table for {self.device} is of another space: it has {list(measured)} of "
+                    f"{label!r}, expected {missing or 'no such decision'}. Measure it again."
+                )
+            values = values.take([[*measured].index(option) for option in options], axis)
+        return _over(space, [labels.get(label, (label, 0)) for label in block.decisions], values)
+
+    def check_device(self, source: str = "the latency table") -> None:
+        """Raises ValueError unless the table was measured on the device in use."""
+        if self.device != (here := jax.devices()[0].device_kind):
             raise ValueError(
-                f"The latency table for {self.device} has no {missing} of {label!r}, only {list(measured)}; "
-                "measure it again with the options of this space."
+                f"{source} was measured on {self.device}, and this is {here}. Measure it here: delete the "
+                "file, or take another workdir. For a network of that device give its cost yourself: "
+                "runs.Lab(costs=table.cost(net.space))."
             )
-        values = tuple(measured[str(option)] for option in options)
-        return _of_decision(name, choice, position, values)
 
     def save(self, path: str | os.PathLike) -> None:
         """Writes the table as JSON, whole or not at all."""
@@ -97,9 +128,9 @@ def load(path: str | os.PathLike) -> LatencyTable:
             raise ValueError(f"expected an object, found {type(record).__name__}")
         if record.pop("format") != FORMAT:
             raise ValueError(f"expected format {FORMAT}")
-        found = LatencyTable(**record)
-        for options in found.options.values():
-            _ = {name: int(value) for name, value in options.items()}
+        found = LatencyTable(**record | {"blocks": tuple(Block(**one) for one in record["blocks"])})
+        _ = [int(value) for options in found.options.values() for value in options.values()]
+        _ = [np.reshape(one.nanoseconds, [*map(len, one.decisions.values())]) for one in found.blocks]
         return dataclasses.replace(found, nanoseconds=int(found.nanoseconds))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is not a latency table: {error!r}. Measure it again.") from error
@@ -167,39 +198,134 @@ def _call(net: nn.Module, variables: dict[str, Any], inputs: Any, arch: Arch) ->
     return lambda: compiled(weights, batch)
 
 
-def table(net: nn.Module, variables: dict[str, Any], inputs: Any, *, repeats: int = 30) -> LatencyTable:
-    """Measures a table: the largest network, and those that differ from it in one decision.
+def table(
+    net: nn.Module,
+    variables: dict[str, Any],
+    inputs: Any,
+    *,
+    networks: int = 32,
+    repeats: int = 30,
+    key: jax.Array | None = None,
+) -> LatencyTable:
+    """Measures a table: random networks, whose times are divided among their blocks.
 
-    This compiles one network for each option of each decision, so it suits small spaces.
+    Products that depend on the same choices share a time for each multiply-accumulate and a time for each
+    product that runs, and each active option has a time of its own, none of them negative. They follow
+    from relative least squares with a small penalty, so that there may be fewer networks than times.
 
     Args:
       net, variables, inputs, repeats: see `measure`.
+      networks: to compile and to measure, the smallest and the largest among them.
+      key: of the random ones; None for `jax.random.key(0)`.
     """
     space = net.space
-    base: Arch = space.canonical(space.largest())
-    archs: dict[tuple[str, str], Arch] = {("", ""): base}
-    options: dict[str, dict[str, int]] = {}
-    for name, choice in space.decisions:
-        for position in range(math.prod(choice.shape)):
-            label = name if choice.length is None else f"{name}[{position}]"
-            at = () if choice.length is None else position
-            for index, option in enumerate(choice.options_at(position)):
-                value = np.array(base[name])
-                options.setdefault(label, {})[str(option)] = 0
-                if value[at] != index:
-                    value[at] = index
-                    archs[label, str(option)] = {**base, name: jnp.asarray(value)}
-    seconds = {key: x for key, (_, x, _) in measure(net, variables, inputs, archs, repeats=repeats).items()}
-    start = seconds.pop(("", ""))
-    for (label, option), value in seconds.items():
-        options[label][option] = round((value - start) * 1e9)
-    setting = {
-        "network": type(net).__name__,
-        "inputs": describe(specification(inputs)),
-        "base": space.to_dict(base),
-        "pass": "inference",
+    archs = _random(space, networks, jax.random.key(0) if key is None else key)
+    seconds = _seconds(net, variables, inputs, archs, repeats)
+    terms = _terms(net, inputs)
+    costs = table_cost({str(number): tables for number, tables in enumerate(terms.values())}, space)(archs)
+    columns = np.stack([np.broadcast_to(costs[str(number)], len(seconds)) for number in range(len(terms))])
+    base, *weights = _weights(columns, seconds) * 1e9
+    scaled = [
+        dataclasses.replace(one, values=tuple(round(value * weight) for value in one.values))
+        for (kind, tables), weight in zip(terms.items(), weights, strict=True)
+        if weight or kind[0] == "option"  # so that each decision is there
+        for one in tables
+    ]
+    labels, blocks = {at: label for label, at in _labels(space).items()}, []
+    for one in merge((constant(round(base)), *scaled)):
+        places = [(name, position or 0) for name, position in one.names]
+        texts = {labels[at]: [*map(str, space[at[0]].options_at(at[1]))] for at in places}
+        blocks.append(Block(texts, list(one.values)))
+    setting = {"network": type(net).__name__, "inputs": describe(specification(inputs)), "pass": "inference"}
+    return LatencyTable(0, {}, jax.devices()[0].device_kind, setting, tuple(blocks))
+
+
+class Check(NamedTuple):
+    """How far a table is from whole networks: relative errors, and Spearman's correlation."""
+
+    median_error: float
+    largest_error: float
+    rank_correlation: float
+
+
+def check(
+    table: LatencyTable,
+    net: nn.Module,
+    variables: dict[str, Any],
+    inputs: Any,
+    *,
+    networks: int = 16,
+    repeats: int = 30,
+    key: jax.Array | None = None,
+) -> Check:
+    """Compares a table with random networks, measured whole.
+
+    The arguments are those of `latency.table`; by default the random networks are others, of
+    `jax.random.key(1)`. A table of another device or space raises a ValueError.
+    """
+    import scipy.stats  # takes a second, and few runs need it
+
+    table.check_device()
+    archs = _random(net.space, networks, jax.random.key(1) if key is None else key)
+    predicted = np.asarray(table.cost(net.space)(archs)["latency_ms"], np.float64)
+    measured = 1e3 * _seconds(net, variables, inputs, archs, repeats)
+    errors = np.abs(predicted - measured) / measured
+    ranks = scipy.stats.spearmanr(predicted, measured).statistic
+    return Check(float(np.median(errors)), float(errors.max()), float(ranks))
+
+
+def _seconds(net: nn.Module, variables: Any, inputs: Any, archs: Arch, repeats: int) -> np.ndarray:
+    """Seconds of each network of a batch, float64 [n]: the lower quartile, as other work only adds to it."""
+    rows = range(len(next(iter(archs.values()))))
+    named = {row: jax.tree.map(lambda x, row=row: x[row], archs) for row in rows}
+    return np.asarray([x for x, _, _ in measure(net, variables, inputs, named, repeats=repeats).values()])
+
+
+def _random(space: Space, count: int, key: jax.Array) -> Arch:
+    """The smallest and the largest architecture and random ones, distinct, at most `count`."""
+    ends = jax.tree.map(lambda *x: jnp.stack(x), space.smallest(), space.largest())
+    drawn = jax.tree.map(lambda *x: jnp.concatenate(x), ends, space.sample(key, 4 * count))
+    codes = np.asarray(space.encode(jax.vmap(space.canonical)(drawn)))
+    _, first = np.unique(codes, axis=0, return_index=True)
+    return space.decode(codes[np.sort(first)[:count]])
+
+
+def _terms(net: nn.Module, inputs: Any) -> dict[tuple[str, ...], tuple[Table, ...]]:
+    """What times are of, as tables whose sum is a column: all products, those of some choices, options."""
+    space, macs = net.space, network.annotated(net, inputs).macs
+    terms: dict[tuple[str, ...], tuple[Table, ...]] = {("all",): macs}
+    for table in macs:
+        choices = sorted({name for name, _ in table.names})
+        runs = combine(lambda value: int(value > 0), table)
+        for kind, one in (("product", table), ("run", runs)):
+            terms[kind, *choices] = (*terms.get((kind, *choices), ()), one)
+    for name, position in _labels(space).values():
+        active, options = _active(space, name, position), space[name].options_at(position)
+        for option, chosen in zip(options, np.eye(len(options)), strict=True):
+            one = combine(operator.mul, active, _over(space, [(name, position)], chosen))
+            terms["option", name, str(option)] = (*terms.get(("option", name, str(option)), ()), one)
+    return terms
+
+
+def _weights(columns: np.ndarray, seconds: np.ndarray) -> np.ndarray:
+    """Nonnegative weights [1 + terms] of a constant and columns [terms, n]; the first two are free."""
+    import scipy.optimize  # takes a second
+
+    columns = np.concatenate([np.ones((1, len(seconds))), columns]) / seconds
+    scale = np.maximum(columns.mean(axis=1), 1e-30)
+    penalty = np.diag([0.0, 0.0, *np.full(len(columns) - 2, (_PENALTY * len(seconds)) ** 0.5)])
+    matrix = np.concatenate([(columns / scale[:, None]).T, penalty])
+    target = np.concatenate([np.ones(len(seconds)), np.zeros(len(columns))])
+    return scipy.optimize.nnls(matrix, target)[0] / scale
+
+
+def _labels(space: Space) -> dict[str, tuple[str, int]]:
+    """The name and the position of each decision by its label."""
+    return {
+        name if choice.length is None else f"{name}[{position}]": (name, position)
+        for name, choice in space.decisions
+        for position in range(math.prod(choice.shape))
     }
-    return LatencyTable(round(start * 1e9), options, jax.devices()[0].device_kind, setting)
 
 
 def _active(space: Space, name: str, position: int) -> Table:
@@ -208,13 +334,15 @@ def _active(space: Space, name: str, position: int) -> Table:
     for (parent, at), allowed in space.elements[name, position]:
         choice = space.choices[parent]
         on = tuple(int(index in allowed) for index in range(len(choice.options_at(at))))
-        own = _of_decision(parent, choice, at, on)
+        own = _over(space, [(parent, at)], on)
         gate = combine(lambda *all_on: math.prod(all_on), gate, own, _active(space, parent, at))
     return gate
 
 
-def _of_decision(name: str, choice: Choice, position: int, values: tuple[int, ...]) -> Table:
-    """A table with one value for each option of a decision."""
-    if len(values) == 1:
-        return constant(values[0])
-    return Table(((name, None if choice.length is None else position),), (len(values),), values)
+def _over(space: Space, places: Sequence[tuple[str, int]], values: Any) -> Table:
+    """A table over decisions, values [options, ...]; those with one option are no decisions."""
+    values = np.asarray(values, np.int64)
+    free = [at for at, count in zip(places, values.shape, strict=True) if count > 1]
+    names = tuple((name, None if space[name].length is None else position) for name, position in free)
+    counts = tuple(count for count in values.shape if count > 1)
+    return Table(names, counts, tuple(values.ravel().tolist()))

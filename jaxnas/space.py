@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxnas import counting, option_values
+from jaxnas import counting, display, option_values
 from jaxnas.choice import Choice, Option, check_parents, nearest, parents, plain_options
 
 Arch = dict[str, Any]
@@ -98,6 +98,19 @@ class Space:
 
     def __repr__(self) -> str:
         return "Space(" + ", ".join(f"{name}={choice!r}" for name, choice in self.decisions) + ")"
+
+    def _repr_html_(self) -> str:
+        rows = [
+            {
+                "choice": name,
+                "options": choice.options if choice.per_position is None else choice.per_position,
+                "positions": 1 if choice.length is None else choice.length,
+                "active by": choice.active or choice.condition,
+            }
+            for name, choice in self.decisions
+        ]
+        count = f"{self.cardinality:,}" if self.cardinality < 10**9 else f"{self.cardinality:.3g}"
+        return display.table(rows, f"{count} architectures", most=len(rows))
 
     @functools.cached_property
     def _order(self) -> tuple[str, ...]:

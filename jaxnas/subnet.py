@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxnas import network, testing
+from jaxnas import display, network, testing
 from jaxnas.calibration import calibrate_one, check_calibrated
 from jaxnas.inputs import one_example, specification
 from jaxnas.network import Variables
@@ -37,6 +37,13 @@ class Subnet(NamedTuple):
     net: Any
     variables: Variables
     error: float | None = None
+
+    def _repr_html_(self) -> str:
+        space = self.net.space
+        rows = [{"choice": name, "chosen": x} for name, x in space.to_dict(space.smallest()).items()]
+        count = sum(x.size for x in jax.tree.leaves(self.variables["params"]))
+        error = "" if self.error is None else f", extracted with an error of {self.error:.1g}"
+        return display.table(rows, f"{type(self.net).__name__}, {count:,} parameters{error}", most=len(rows))
 
 
 def init(net: Any, key: jax.Array, inputs: Any) -> Variables:

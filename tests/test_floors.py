@@ -7,11 +7,11 @@ import sys
 
 ROOT = pathlib.Path(__file__).parents[1]
 FLOORS = (
-    ("files", "choice", "checks", "executors"),
+    ("files", "choice", "checks", "display", "executors"),
     ("counting", "option_values", "processes"),
     ("space",),
     ("spaces", "data", "search", "predictors", "tabular", "elastic"),
-    ("inputs", "products", "tensors"),
+    ("inputs", "products", "tensors", "trackers"),
     ("annotations", "axes"),
     ("network",),
     ("calibration",),
@@ -20,7 +20,7 @@ FLOORS = (
     ("supernets",),
     ("cost", "subnet"),
     ("weights",),
-    ("latency", "artifacts", "hf", "nnx", "optuna"),
+    ("latency", "artifacts", "hf", "nnx", "optuna", "evosax"),
     ("onnx",),
     ("tasks",),
     ("recipes",),

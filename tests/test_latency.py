@@ -77,10 +77,62 @@ def test_any_network_is_measured():
     found = latency.measure(net, variables, inputs, archs, repeats=5)
     assert 0 < found["small"][1] < found["large"][1]
     table = latency.table(net, variables, inputs, repeats=5)
-    assert table.options["hidden"]["2048"] == 0 > table.options["hidden"]["1"]
     assert table.setting["inputs"] == "{'x': float32[128, 512]}"
-    assert set(table.options["last"]) == {"identity", "dense"} and table.nanoseconds > 0
-    assert table.cost(net.space)(net.space.largest()) == {"latency_ms": table.nanoseconds / 1e6}
+    cost = table.cost(net.space)
+    assert 0 < cost(net.space.smallest())["latency_ms"] < cost(net.space.largest())["latency_ms"]
+    checked = latency.check(table, net, variables, inputs, networks=4, repeats=5)
+    assert checked.median_error <= checked.largest_error and -1 <= checked.rank_correlation <= 1
+
+
+def seconds_of(net, inputs, archs):
+    """Times of a device whose blocks take their products and a start each."""
+    macs, depth = jaxnas.cost(net, inputs), net.space["depth"].options
+    return {
+        name: (1e-3 + 1e-9 * macs(arch)["macs"] + 5e-5 * depth[int(arch["depth"])],) * 3
+        for name, arch in archs.items()
+    }
+
+
+VIT = supernets.ViT(spaces.vit((16, 48), (1, 4), (2, 4), (1, 4)), 8, 4, 10, head_dim=8)
+IMAGES = (1, 8, 8, 1)
+
+
+@pytest.fixture(scope="module")
+def vit_table():
+    """A table of a network whose depth and widths multiply."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(latency, "measure", lambda net, _, inputs, archs, **kw: seconds_of(net, inputs, archs))
+        made = latency.table(VIT, {}, IMAGES)
+        checked = latency.check(made, VIT, {}, IMAGES)
+    return made, checked
+
+
+def test_a_table_knows_blocks_that_interact(vit_table, tmp_path):
+    table, checked = vit_table
+    assert checked.largest_error < 0.02 and checked.rank_correlation > 0.99
+    table.save(tmp_path / "latency.json")
+    assert latency.load(tmp_path / "latency.json") == table
+    for found in (VIT.space.smallest(), VIT.space.sample(jax.random.key(5))):  # of one block, and of any
+        alone = VIT.space.fix(found)
+        assert table.cost(alone)(alone.smallest()) == pytest.approx(table.cost(VIT.space)(found))
+
+
+def test_a_compiled_search_keeps_a_budget_of_latency(vit_table):
+    """One program: whole searches, over keys, none of whose architectures is above the budget."""
+    space, cost = VIT.space, vit_table[0].cost(VIT.space)
+    least, most = search.reachable(space, cost)["latency_ms"]
+    bounds = {"latency_ms": (None, (least + most) / 2)}
+    strategy = search.RandomSearch(space, cost=cost, bounds=bounds, evaluations=16, batch=8)
+
+    def evaluate(archs):
+        return jax.vmap(cost)(archs)["latency_ms"]
+
+    compiled = jax.jit(jax.vmap(lambda key: search.scan(strategy, evaluate, key)))
+    states = compiled(jax.random.split(jax.random.key(0), 2))
+    assert states.size.tolist() == [16, 16]
+    told = [float(cost(space.decode(code))["latency_ms"]) for code in states.codes.reshape(-1, space.length)]
+    np.testing.assert_allclose(told, states.scores.reshape(-1), rtol=1e-6)
+    assert least * 0.999 < min(told) and max(told) < bounds["latency_ms"][1] * 1.001
 
 
 def test_calls_are_made_in_turn():
@@ -91,6 +143,8 @@ def test_calls_are_made_in_turn():
 
 
 def test_mistakes_are_refused(tmp_path):
+    blocks = dataclasses.replace(TABLE, blocks=(latency.Block({"width": ("1", "2")}, (3, 4)),))
+    there = dataclasses.replace(TABLE, device="TPU v4")
     other = dataclasses.replace(TABLE, options={"block": {"identity": 0, "attention": 5}})
 
     def loaded(text):
@@ -102,6 +156,8 @@ def test_mistakes_are_refused(tmp_path):
 
     refusals.check(
         (lambda: other.cost(SPACE), ValueError, "'feed_forward'", "'block[0]'", "'identity'"),
+        (lambda: blocks.cost(SPACE), ValueError, "'width'", "another space"),
+        (lambda: there.check_device(), ValueError, "TPU v4", jax.devices()[0].device_kind, "Lab(costs="),
         *map(loaded, ("{}", json.dumps({"format": 1}), '{"format": 2, "choice": "block"}', "3", "{")),
         (lambda: latency.load(tmp_path / "none.json"), FileNotFoundError, "none.json"),
     )
@@ -117,3 +173,11 @@ def test_a_search_that_asks_for_latency_times_what_it_found(tmp_path):
     timed = report.read_run(tmp_path).timed
     assert timed["rows"] == 4 and set(timed["milliseconds"]) == {"found", "smallest", "largest"}
     assert all(0 < low <= middle <= high for low, middle, high in timed["milliseconds"].values())
+    # The table of another batch, and that of another device, are not taken.
+    path, own = tmp_path / "latency.json", runs.Lab(tmp_path)
+    larger = dataclasses.replace(settings, latency=8)
+    refusals.check(
+        (lambda: runs.search_space(task, net, variables, larger, own), ValueError, "float32[4", "float32[8"),
+    )
+    dataclasses.replace(latency.load(path), device="TPU v4").save(path)
+    refusals.check((lambda: runs.search_space(task, net, variables, settings, own), ValueError, "TPU v4"))

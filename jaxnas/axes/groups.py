@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxnas import display
 from jaxnas.axes.models import Model, model_of, paths
 from jaxnas.axes.program import Program, Trace
 from jaxnas.axes.rules import KERNEL, LOOKED_UP
@@ -126,6 +127,17 @@ class Groups:
             more = f" and {len(fixed.places) - 3} more" if len(fixed.places) > 3 else ""
             lines.append(f"fixed, {fixed.reason}: {_axes(fixed.places[:3])}{more}")
         return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        rows = [
+            {
+                **{"group": one.name, "kind": one.kind, "size": one.size, "axes": len(one.places)},
+                **{"parameters": one.parameters, "first axis": _axes(one.places[:1])},
+            }
+            for one in self
+        ]
+        kept = "; ".join(f"{fixed.reason}: {len(fixed.places)} axes" for fixed in self.fixed)
+        return display.table(rows, f"Fixed, {kept}" if kept else "", most=len(rows))
 
     @functools.cached_property
     def own(self) -> dict[str, Choice]:

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax.numpy as jnp
 
-from jaxnas import files, runs
+from jaxnas import files, runs, trackers
 from jaxnas.experiments import typed
 from jaxnas.recipes import Distillation, Relaxed, Uniform
 from jaxnas.report import result
@@ -61,6 +61,7 @@ class Config:
       measure: from (network, task, batch size) to the `jaxnas.latency.LatencyTable` that `search.latency`
         asks for; None for one decision at a time.
       architectures: architectures to compare with, as option values, by name.
+      log: names of trackers that show the run, as `--set log=tensorboard,wandb`; see `jaxnas.trackers.of`.
     """
 
     name: str
@@ -76,6 +77,7 @@ class Config:
     retraining: Training | None = None
     measure: Any = None
     architectures: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
+    log: tuple[trackers.Name, ...] = ()
 
     def __post_init__(self) -> None:
         if not (isinstance(getattr(self.network, "space", None), Space) or self.pretrained):
@@ -89,6 +91,11 @@ class Config:
             result.check_names(self.architectures)
         except ValueError as error:
             raise ConfigError(f"config {self.name!r}: {error}") from error
+        if isinstance(self.log, str) or (wrong := {*self.log} - {*trackers.NAMES}):
+            given = self.log if isinstance(self.log, str) else wrong.pop()
+            raise ConfigError(
+                f"config {self.name!r}: log has {given!r}; expected a tuple of {', '.join(trackers.NAMES)}."
+            )
         recipe = self.recipe
         if isinstance(recipe, Relaxed) and recipe.start >= self.training.steps:
             raise ConfigError(

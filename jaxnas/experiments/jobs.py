@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 
-from jaxnas import files, runs, training
+from jaxnas import files, runs, trackers, training
 from jaxnas.experiments.configs import CONFIGS
 from jaxnas.experiments.session import Asked, Session, deciding_of
 from jaxnas.space import Arch
@@ -92,11 +92,13 @@ def retrain(
     label = architecture.replace(":", "_")
     if not re.fullmatch(r"\w{1,40}", label):
         label = "given_" + files.sha256(architecture.encode())[:12]
-    with training.open_workdir(root / "retrained" / f"{label}-{weights}-{seed}") as workdir:
+    part = f"{label}-{weights}-{seed}"
+    log = trackers.of(config.log, root, part)
+    with training.open_workdir(root / "retrained" / part) as workdir:
         try:
             result = runs.retrain(
                 *(session.task, session.net, arch),
-                runs.Lab(workdir, seed, config.alone, session.mesh, costs, config=decides),
+                runs.Lab(workdir, seed, config.alone, session.mesh, costs, config=decides, log=log),
                 name=architecture,
                 variables=variables,
                 distill=config.distill if inherited else None,

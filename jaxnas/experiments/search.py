@@ -24,7 +24,7 @@ from typing import Any
 
 from absl import flags
 
-from jaxnas import executors, files, processes, report, runs, supernets, training
+from jaxnas import executors, files, processes, report, runs, supernets, trackers, training
 from jaxnas.experiments import binary, jobs
 from jaxnas.experiments.config import Config, ConfigError
 from jaxnas.experiments.configs import CONFIGS
@@ -94,6 +94,7 @@ def main() -> int:
             *(workdir, config.seed, config.alone, session.mesh, session.costs(workdir)),
             workers=workers,
             config=described,
+            log=trackers.of(config.log, workdir),
         )
         by_budget = isinstance(settings.method, BY_BUDGET)
         if settings.method is None:

@@ -27,7 +27,7 @@ from jaxnas.training.fit import restore
 from jaxnas.training.keys import stream
 
 # Settings that change no weights: a workdir may be resumed with others.
-FREE = ("about", "search", "distill", "retraining", "architectures", "measure", "network.remat")
+FREE = ("about", "search", "distill", "retraining", "architectures", "measure", "log", "network.remat")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,10 +11,11 @@ Then: jaxnas search with the same --config and --workdir; each --set is kept the
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 from absl import flags
 
-from jaxnas import runs, training
+from jaxnas import runs, trackers, training
 from jaxnas.experiments import binary
 from jaxnas.experiments.config import one_line, pretty
 from jaxnas.experiments.configs import CONFIGS
@@ -49,7 +50,8 @@ def train() -> None:
             flush=True,
         )
         binary.store(config, workdir, ran=False)
-        lab = runs.Lab(workdir, config.seed, mesh=session.mesh)
+        log = trackers.of(config.log, workdir)
+        lab = runs.Lab(workdir, config.seed, mesh=session.mesh, log=log)
         page = LivePage(task, session.net.space, workdir)
         page.begin("The network is being checked and compiled; the first figures appear here after that.")
         if config.evolution is not None:
@@ -57,6 +59,10 @@ def train() -> None:
             session = dataclasses.replace(session, net=evolved)
             page = LivePage(task, session.net.space, workdir)
         steps = settings.steps
+
+        def shown(done: int, _: Any) -> None:
+            page.update(f"The supernet is in training: step {done:,} of {steps:,}.", done, steps)
+
         try:
             trained = training.fit(
                 *(task, session.net, settings),
@@ -66,9 +72,7 @@ def train() -> None:
                 options=training.Options(
                     variables=session.pretrained,
                     cost=session.costs(workdir),
-                    progress=lambda done, _: page.update(
-                        f"The supernet is in training: step {done:,} of {steps:,}.", done, steps
-                    ),
+                    log=[*log, shown],
                 ),
             )
         except training.Stopped:

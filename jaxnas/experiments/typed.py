@@ -52,6 +52,8 @@ def name(hint: Any) -> str:
         return " or ".join(map(name, args))
     if origin is typing.Literal:
         return "one of " + ", ".join(args)
+    if origin is tuple and typing.get_origin(args[0]) is typing.Literal:
+        return "a list, each " + name(args[0])
     if origin is tuple and {*args} <= {*_EXAMPLES, Ellipsis}:
         return "a list such as " + ",".join(_EXAMPLES.get(one) or _EXAMPLES[args[0]] for one in args)
     return _NAMES.get(hint, "an object, which a text cannot be; write a config file")

@@ -11,7 +11,7 @@ import typing
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from jaxnas import files
+from jaxnas import display, files
 from jaxnas.search.space_evolution import Shift
 
 VERSION = 1
@@ -172,6 +172,29 @@ class Result:
     versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
     device: str = ""
     version: int = VERSION
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The networks as the rows of a table, the found one first: values by column.
+
+        Columns are "network", "weights", the costs, metrics as "test accuracy", and "architecture".
+        """
+        return [
+            {
+                **{"network": one.name, "weights": one.weights, **one.costs},
+                **{f"{role} {name}": x for role, of in one.metrics.items() for name, x in of.items()},
+                "architecture": one.architecture,
+            }
+            for one in (self.found, *self.networks)
+        ]
+
+    def to_pandas(self) -> Any:
+        """The `rows` as a pandas.DataFrame."""
+        return display.frame(self.rows())
+
+    def _repr_html_(self) -> str:
+        return display.table(
+            self.rows(), f"{self.task.name}: {int(self.space.cardinality):.4g} architectures"
+        )
 
 
 def check_names(names: Collection[str], others: Collection[str] = ()) -> None:

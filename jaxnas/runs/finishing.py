@@ -32,6 +32,7 @@ from jaxnas.space import Arch
 from jaxnas.subnet import alone
 from jaxnas.tasks import Task
 from jaxnas.tasks.task import check_task
+from jaxnas.trackers import as_log
 from jaxnas.training.evaluate import Evaluator, calibrated, make_evaluator
 from jaxnas.training.fit import fit
 from jaxnas.training.plain import to_dict
@@ -123,6 +124,7 @@ def finish(
             results.write(root, result)
             report.write(root)
         processes.wait("the ranking is written")
+    as_log(lab.log).result(result.rows(), root / "report.html")
     return result
 
 
@@ -202,7 +204,7 @@ def retrain(
             )
         _, *teacher = alone(net, host, space.largest(), task.inputs)
         distill = dataclasses.replace(distill, teacher=Teacher(*teacher))
-    whole = task.whole()
+    whole, log = task.whole(), as_log(lab.log).within(f"retrained/{root.name}")
     trained = fit(
         whole,
         small,
@@ -210,7 +212,7 @@ def retrain(
         recipe=Fixed(distill=distill),
         workdir=root,
         seed=seed,
-        options=Options(variables=start, stream="retraining"),
+        options=Options(variables=start, stream="retraining", log=log),
     )
     roles = tuple(role for role in ("validation", "test") if role in whole.sizes)
     evaluators = {role: make_evaluator(whole, small, role, mesh=mesh) for role in roles}
@@ -232,6 +234,7 @@ def retrain(
         result = dataclasses.replace(result, exported_batch=save(root, task, small, weights))
         results.write(root, result)
         files.write_json(root / "times.json", times)
+        log.result(result.rows())
     processes.wait("the retraining is written")
     return result
 

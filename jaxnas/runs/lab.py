@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import os
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from jax.sharding import Mesh
 
-from jaxnas import files
+from jaxnas import files, trackers
 from jaxnas.cost import Cost
 from jaxnas.executors import Calls
 from jaxnas.training.settings import Training
@@ -28,6 +28,8 @@ class Lab:
       costs: of architectures; None for parameters, products and the latency that `Search.latency` asks for.
       workers: trainings alone on workers, by kind ("trials", "alone"); without one they run here, in turn.
       config: plain values that describe the run, recorded with its results.
+      log: `jaxnas.trackers`, which figures of trainings and searches, the networks of the result and the page
+        are passed to.
     """
 
     workdir: str | os.PathLike | None = None
@@ -37,6 +39,10 @@ class Lab:
     costs: Cost | None = None
     workers: Mapping[str, Calls | None] = dataclasses.field(default_factory=dict)
     config: Mapping[str, Any] | None = None
+    log: Iterable[Any] = trackers.NONE
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "log", trackers.as_log(self.log))
 
     @property
     def root(self) -> pathlib.Path:

@@ -31,6 +31,7 @@ from jaxnas.space import Arch
 from jaxnas.tasks import Task
 from jaxnas.tasks.task import check_task
 from jaxnas.tensors import check_finite, flatten
+from jaxnas.trackers import as_log
 from jaxnas.training.deciding import scoring
 from jaxnas.training.evaluate import make_evaluator
 from jaxnas.training.keys import stream
@@ -121,7 +122,7 @@ def search_space(
     variables = on_mesh(variables, mesh)
     network = net.described() if hasattr(net, "described") else None
     page = LivePage(task, space, workdir, network=network)
-    archs, records, told, fresh = {}, [], None, 0
+    archs, records, told, fresh, log = {}, [], None, 0, as_log(lab.log)
 
     def scores(archs: Arch, rows: int) -> np.ndarray:
         with clock.part("evaluation"):
@@ -136,6 +137,7 @@ def search_space(
             def progress(standing: Standing, one=one, shown=shown) -> None:
                 done = standing.evaluations
                 shown.update(done, standing.figures())
+                log.scalars(done, f"search/{one.name}", standing.figures())
                 page.update(f"The {one.name} search has made {standing}.", done, one.evaluations)
 
             result = search.run(

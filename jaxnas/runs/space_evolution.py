@@ -26,11 +26,13 @@ from jaxnas.search.bounds import feasible
 from jaxnas.search.space_evolution import LEAST_SAMPLE, et_error, shift_options
 from jaxnas.space import Arch, Space
 from jaxnas.tasks import Task
+from jaxnas.trackers import as_log
 from jaxnas.training.evaluate import make_evaluator
 from jaxnas.training.fit import fit
 from jaxnas.training.keys import stream
 from jaxnas.training.plain import to_dict
 from jaxnas.training.settings import Training
+from jaxnas.training.step import Options
 
 NAME = "spaces.json"
 _DRAWS = 50  # how often a whole sample is drawn, before a bound is taken for one that leaves too few
@@ -147,7 +149,8 @@ def evolve(
     short = training.shortened(settings.steps)
     for turn in range(len(known.spaces) - 1, settings.turns):
         name, net = _name(turn), net.clone(space=known.space)
-        trained = fit(task, net, short, recipe=recipe, workdir=root / f"space_{name}", seed=lab.seed)
+        folder, options = root / f"space_{name}", Options(log=as_log(lab.log).within(f"space_{name}"))
+        trained = fit(task, net, short, recipe=recipe, workdir=folder, seed=lab.seed, options=options)
         archs, errors = _sample(task, net, trained.variables, settings, lab, turn)
         rules = {name: rule for name, rule in settings.rules.items() if name in net.space}
         evolved = search.evolve_space(

@@ -12,6 +12,7 @@ import jax
 import jaxnas
 from jaxnas import files, latency, processes
 from jaxnas.cost import Cost, cost
+from jaxnas.inputs import describe
 from jaxnas.report.findings import TIMED
 from jaxnas.space import Arch
 from jaxnas.tasks import Task
@@ -25,8 +26,8 @@ def costs_with_latency(
     """Parameters and products of architectures, and "latency_ms" by a table that is measured once.
 
     The table is of batches of `rows`, 0 for no latency, and kept in latency.json of the workdir, so that a
-    resumed search uses the same one. `measure` makes it, by default one decision at a time. A table of
-    another device raises a ValueError.
+    resumed search uses the same one. `measure` makes it, by default of random networks. A table of
+    another device or batch raises a ValueError.
     """
     exact = cost(net, task.inputs)
     if not rows:
@@ -41,17 +42,19 @@ def costs_with_latency(
                 measure(net, task, rows).save(path)
             processes.wait("the latency is measured")
         table = latency.load(path)
-    if table.device != (here := jax.devices()[0].device_kind):
+    table.check_device("the latency table" if path is None else str(path))
+    asked, given = describe(_batch(task, rows)), table.setting.get("inputs")
+    if given not in (None, asked):
         raise ValueError(
-            f"{path} was measured on {table.device}, and this is {here}. Take another workdir, or delete the "
-            "file to measure anew."
+            f"{path} was measured with {given}, and search.latency is {rows}: {asked}. Take another "
+            "workdir, or delete the file to measure anew."
         )
     own = table.cost(net.space)
     return lambda arch: {**exact(arch), **own(arch)}
 
 
 def measured(net: nn.Module, task: Task, rows: int) -> latency.LatencyTable:
-    """A latency table of any network, one decision at a time; see `jaxnas.latency.table`."""
+    """A latency table of any network, of random networks; see `jaxnas.latency.table`."""
     return latency.table(net, jaxnas.init(net, jax.random.key(0), task.inputs), _batch(task, rows))
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxnas import files
+from jaxnas import display, files
 from jaxnas.search import bounds
 from jaxnas.search.blas import one_thread
 from jaxnas.search.history import History, Line, digest_of, settings_of
@@ -44,6 +44,21 @@ class Result:
     def failed(self) -> int:
         """How many evaluations failed: their score is NaN."""
         return int(self.state.skipped)
+
+    def to_pandas(self) -> Any:
+        """The evaluations as a pandas.DataFrame, in order: scores, costs and architectures."""
+        return display.frame(self._rows())
+
+    def _rows(self) -> list[dict[str, Any]]:
+        hidden = ("digest", "settings", "strategy")
+        return [{name: x for name, x in line.items() if name not in hidden} for line in self.history]
+
+    def _repr_html_(self) -> str:
+        def score(row: Mapping[str, Any]) -> float:  # None where the evaluation failed
+            return float(np.nan_to_num(np.max(np.asarray(row["score"], np.float32)), nan=-np.inf))
+
+        best = sorted(self._rows(), key=score, reverse=True)
+        return display.table(best, f"{len(self.history):,} evaluations, best first", most=10)
 
 
 @dataclasses.dataclass(frozen=True)

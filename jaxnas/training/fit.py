@@ -19,6 +19,7 @@ from jaxnas.processes import is_first
 from jaxnas.recipes.recipe import Recipe, TrainState
 from jaxnas.tasks import Task
 from jaxnas.testing import check_collections, check_network
+from jaxnas.trackers import Log, as_log
 from jaxnas.training.checkpoint import Checkpointer, NotFinite
 from jaxnas.training.deciding import compared_with, deciding, fingerprint
 from jaxnas.training.evaluate import make_watch, score_of
@@ -115,7 +116,7 @@ def fit(
     with Store(workdir, decided_by, options.may_differ) as store:
         if not store.begun:
             _check_network(task, net)
-        trained = _train(setup, state, step, batch, store, options.progress or (lambda *_: None))
+        trained = _train(setup, state, step, batch, store, as_log(options.log))
     if workdir is not None and is_first():
         files.write_json(files.as_path(workdir) / SETTINGS, described(training, setup.recipe, seed))
     return trained
@@ -127,7 +128,7 @@ def _train(
     step: Step,
     batch: Callable[[int], Any],
     store: Store,
-    progress: Callable[[int, Mapping[str, Any]], None],
+    log: Log,
 ) -> Trained:
     """The steps from the last checkpoint to the end, or to a signal."""
     training, clock = setup.training, Clock(PARTS)
@@ -139,7 +140,7 @@ def _train(
 
     def record(values: dict[str, Any]) -> None:
         store.write(RECORDS, values)
-        progress(values["step"], values)
+        log.record(values)
 
     with (
         Progress(training.steps, start) as shown,

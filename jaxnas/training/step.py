@@ -9,7 +9,7 @@ from __future__ import annotations
 import concurrent.futures
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Self
 
 import flax.linen as nn
@@ -19,7 +19,7 @@ import optax
 from jax import lax
 from jax.sharding import Mesh
 
-from jaxnas import network
+from jaxnas import network, trackers
 from jaxnas.artifacts import load_subnet
 from jaxnas.checks import check_counts
 from jaxnas.cost import Cost
@@ -61,7 +61,7 @@ class Options:
       stream: name of the random stream, in `keys.py`.
       may_differ: (dotted) names of what may differ from a checkpoint; "program" for changed code that
         computes the same.
-      progress: called with the number of steps done and the record, after each record of metrics.jsonl.
+      log: `jaxnas.trackers`, which each record of metrics.jsonl is passed to.
       together: how many trainings `train_seeds` runs at once; None for all.
     """
 
@@ -70,11 +70,12 @@ class Options:
     cost: Cost | None = None
     stream: str = "training"
     may_differ: tuple[str, ...] = ()
-    progress: Callable[[int, Mapping[str, Any]], None] | None = None
+    log: Iterable[Any] = trackers.NONE
     together: int | None = None
 
     def __post_init__(self) -> None:
         check_counts(self, "together", none=True)
+        object.__setattr__(self, "log", trackers.as_log(self.log))
         given = self.optimizer
         if given is not None and not (
             isinstance(given, tuple)

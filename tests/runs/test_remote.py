@@ -31,7 +31,7 @@ def run(workdir):
     task, net, common = task_of("text"), net_of("text"), dict(mesh=make_mesh(1))
     with open_workdir(workdir) as root:
         with pytest.raises(KeyboardInterrupt):
-            options = Options(progress=functools.partial(stop_at, 3))
+            options = Options(log=[functools.partial(stop_at, 3)])
             fit(task, net, TRAINING, workdir=root, options=options)
         for _ in range(2):  # The second time there is nothing left to do.
             trained = fit(task, net, TRAINING, workdir=root)

@@ -111,7 +111,7 @@ def test_each_length_is_compiled_once_a_resumed_training_is_the_same_and_texts_g
 
     settings = dataclasses.replace(training, log_every=10)
     with pytest.raises(KeyboardInterrupt):
-        fit(task, net, settings, workdir=tmp_path / "twice", options=Options(progress=stop))
+        fit(task, net, settings, workdir=tmp_path / "twice", options=Options(log=[stop]))
     again = fit(task, net, settings, workdir=tmp_path / "twice")
     jax.tree.map(np.testing.assert_array_equal, once.variables, again.variables)
     with pytest.raises(ValueError, match="steps_per_call"):
