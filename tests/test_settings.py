@@ -15,7 +15,6 @@ from jaxnas.recipes.relaxations import softmax
 from jaxnas.runs.methods import METHODS
 
 SPACE = {"space": Space(digit=Choice(*range(10)).repeat(4))}
-TOKENS = {"kinds": 3, "places": 3}
 SETTINGS = {
     recipes.Attentive: {},
     recipes.Distillation: {},
@@ -37,16 +36,12 @@ SETTINGS = {
     search.RegularizedEvolution: SPACE,
     search.Reinforce: SPACE,
     search.ShiftRule: {},
-    search.SoftmaxPolicy: {},
     search.Strategy: SPACE,
     search.SuccessiveHalving: SPACE,
     search.TransformerPolicy: {},
-    predictors.ChainCell: {"nodes": 2, "operations": 3},
-    predictors.EdgeCell: {"edges": ((0, 1),), "operations": 3},
     predictors.GaussianProcess: {},
     predictors.MlpEnsemble: {},
-    predictors.SupervisedTransformer: TOKENS,
-    predictors.TransformerPredictor: TOKENS,
+    predictors.TransformerPredictor: {"kinds": 3, "places": 3},
     tasks.Graphs: {"data": "cora"},
     tasks.Images: {"data": "digits"},
     tasks.Language: {"data": "enwik8", "length": 8},

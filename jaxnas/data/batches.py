@@ -7,8 +7,8 @@ from collections.abc import Callable
 import numpy as np
 
 from jaxnas.checks import check_counts
-from jaxnas.data.encoded import ATTEMPTS
-from jaxnas.data.splits import SourceImages, Split, permutation, uniform
+from jaxnas.data.encoded import ATTEMPTS, SourceImages
+from jaxnas.data.splits import Split, permutation, uniform
 from jaxnas.data.text import Stream
 
 _CROPS = 2**62  # The stream of random boxes of images.
@@ -75,8 +75,7 @@ class Batches:
             images = self.split.images
             assert isinstance(images, SourceImages)
             draws = np.stack([self.draws(step, place) for place in places])
-            cropped = images.source.decoded(images.rows[own].tolist(), draws, self.crop_scale)
-            return {"image": cropped, "label": self.split.labels[own]}
+            return {"image": images.decoded(own, draws, self.crop_scale), "label": self.split.labels[own]}
         batch = self.split.take(own)
         if self.lengths is None:
             return batch

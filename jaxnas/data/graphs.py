@@ -12,7 +12,7 @@ import scipy.sparse
 
 from jaxnas import files
 from jaxnas.checks import check_flags
-from jaxnas.data.prepared import data_root
+from jaxnas.data.source_files import data_root
 from jaxnas.data.splits import ROLES, as_labels, check_classes, check_role, number_labels, read_only
 
 NAMES = ("cora", "citeseer", "pubmed")

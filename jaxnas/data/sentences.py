@@ -10,8 +10,7 @@ from typing import Any, Self
 import numpy as np
 
 from jaxnas.choice import nearest
-from jaxnas.data.prepared import check_prepared, class_names, examples, open_prepared
-from jaxnas.data.source_files import read_text
+from jaxnas.data.source_files import check_prepared, class_names, examples, open_prepared, read_text
 from jaxnas.data.splits import ROLES, HeldOut, Labeled, Split, make_splits, number_labels, some
 from jaxnas.data.vectors import Vectors, read_vectors
 from jaxnas.data.vocabulary import Encoding, Vocabulary, WordVocabulary, count_unknown

@@ -10,7 +10,7 @@ from typing import Any, Generic, Self, TypeVar
 import numpy as np
 
 from jaxnas.checks import check_counts, check_numbers
-from jaxnas.data.encoded import Decoder
+from jaxnas.data.encoded import SourceImages
 
 # Weights are trained on "train" and architectures compared on "search". Fixed networks are watched on
 # "validation", and only those that were chosen are measured on "test".
@@ -162,28 +162,6 @@ class HeldOut:
         return {"train": rest, **held_out}
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class SourceImages:
-    """Images that are decoded on demand: indexing by an int array [b] gives uint8 [b, H, W, C]."""
-
-    source: Decoder
-    rows: np.ndarray  # int64 [n], images of the source
-
-    dtype = np.dtype(np.uint8)
-    ndim = 4
-
-    @property
-    def shape(self) -> tuple[int, int, int, int]:
-        """[n, H, W, C]."""
-        return (len(self.rows), *self.source.shape)
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, index: np.ndarray | slice) -> np.ndarray:
-        return self.source.decoded(self.rows[index].tolist())
-
-
 def select(images: np.ndarray | SourceImages, rows: np.ndarray) -> np.ndarray | SourceImages:
     """Selects examples, int64 [k]; images on demand are not decoded."""
     if isinstance(images, SourceImages):
@@ -192,7 +170,11 @@ def select(images: np.ndarray | SourceImages, rows: np.ndarray) -> np.ndarray | 
 
 
 def _joined(first: np.ndarray | SourceImages, second: np.ndarray | SourceImages) -> np.ndarray | SourceImages:
-    if isinstance(first, SourceImages) and isinstance(second, SourceImages) and first.source is second.source:
+    if (
+        isinstance(first, SourceImages)
+        and isinstance(second, SourceImages)
+        and first.records is second.records
+    ):
         return dataclasses.replace(first, rows=np.concatenate([first.rows, second.rows]))
     return np.concatenate([first[:], second[:]])
 

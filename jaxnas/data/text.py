@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxnas.data.prepared import check_prepared, examples, open_prepared
-from jaxnas.data.source_files import read_text
+from jaxnas.data.source_files import check_prepared, examples, open_prepared, read_text
 from jaxnas.data.splits import HeldOut, Parts, check_role, read_only
 from jaxnas.data.vocabulary import (
     TOKENIZER,

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from jaxnas import files
-from jaxnas.data.prepared import data_root, local_copy
-from jaxnas.data.source_files import find_source, read_text
+from jaxnas.data.source_files import data_root, find_source, local_copy, read_text
 from jaxnas.data.splits import read_only, uniform
 
 

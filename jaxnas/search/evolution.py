@@ -17,13 +17,11 @@ _ATTEMPTS = 32  # Mutants of a tournament's winner that are tried where a new or
 
 @dataclasses.dataclass(frozen=True)
 class Evolution(Strategy):
-    """Evolution within bounds: mutation and crossover of the best of all generations.
+    """Evolution within bounds: mutation and crossover of the best of all generations; use as `Strategy`.
 
-    Use as `Strategy`. The first generation, or more of them, is random. Each later one has `mutations`
-    mutants of random parents and `crossovers` children of two, completed by random ones; the parents are the
-    `parents` best of everything evaluated so far. It follows the paper where the released code differs: the
-    two probabilities are not swapped, parents of any depth cross over (positions beyond the depth of one come
-    from the other), the last generation counts, and attempts are limited.
+    Each generation has mutants of random parents and children of two, completed by random ones. It follows
+    the paper where the released code differs: the two probabilities are not swapped, parents of any depth
+    cross over (positions beyond the depth of one come from the other), and the last generation counts.
 
     Attributes:
       population: how many a generation has: the batch. The paper evaluates 20 generations of 50.
@@ -49,18 +47,14 @@ class Evolution(Strategy):
         check_counts(self, "population")
         super().__post_init__()
         check_counts(self, "parents")
-        check_counts(self, "mutations", "crossovers", "random_first", least=0)
+        check_counts(self, "mutations", "crossovers", least=0)
         check_numbers(self, "network_probability", "layer_probability", least=0, most=1)
         if self.mutations + self.crossovers > self.population:
             raise ValueError(
-                f"Evolution: {self.mutations} mutations and {self.crossovers} "
-                f"crossovers are more than the population of {self.population}."
+                f"Evolution: {self.mutations} mutations and {self.crossovers} crossovers are more than the "
+                f"population of {self.population}."
             )
-        if self.random_first > self.evaluations:
-            raise ValueError(
-                f"Evolution: random_first is {self.random_first}, expected 0 to the {self.evaluations} "
-                "evaluations."
-            )
+        check_counts(self, "random_first", least=0, most=self.evaluations)
 
     @property
     def batch(self) -> int:
@@ -136,8 +130,7 @@ class RegularizedEvolution(Strategy):
         check_counts(self, "population", "sample")
         if self.sample > self.population:
             raise ValueError(
-                f"RegularizedEvolution: sample is {self.sample}, expected 1 to the "
-                f"population of {self.population}."
+                f"RegularizedEvolution: sample is {self.sample}, above the population of {self.population}."
             )
 
     @functools.partial(jax.jit, static_argnums=0)

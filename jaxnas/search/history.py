@@ -34,10 +34,6 @@ class History:
       name: of the search.
       settings: what `settings_of` says, and the objective.
       evaluations: the budget.
-
-    Raises:
-      OSError: the file cannot be written, or its folder not be made.
-      ValueError: a file that is damaged, or of another search.
     """
 
     def __init__(
@@ -62,11 +58,7 @@ class History:
         return rest[:count]
 
     def add(self, lines: Sequence[Mapping[str, Any]]) -> None:
-        """Compares the lines of a generation with the recorded ones, or appends them to the file.
-
-        Raises:
-          ValueError: the recorded ones are of another search.
-        """
+        """Compares the lines of a generation with the recorded ones, or appends them to the file."""
         first = {} if self.lines else {"settings": self.settings}
         new = seal([{**lines[0], **first}, *lines[1:]], self.lines)
         old, done = self.next(new[0]["generation"]), len(self.lines)
@@ -91,27 +83,19 @@ class History:
                     fault = fault or f"{name} {line.get(name)}, now {expected.get(name)}"
         if fault:
             raise ValueError(
-                f"{self.path} is not the history of this search: in generation {new[0]['generation']}, from "
-                f"index {new[0]['index']}, it recorded {fault}. Use the supernet, cost function and version "
-                "that wrote it, or another file."
+                f"{self.path} is not the history of this search: from index {new[0]['index']} it recorded "
+                f"{fault}. Use the supernet, cost function and version that wrote it, or another file."
             )
 
 
 def read(path: str | os.PathLike, name: str) -> list[Line]:
-    """Returns the lines of one search; [] if there is no file. A part of a line at the end is left out.
-
-    Raises:
-      OSError: the file cannot be written, or its folder not be made.
-      ValueError: the file is no history, or a line of the search was changed.
-    """
+    """Returns the lines of one search; [] if there is no file. A part of a line at the end is left out."""
     path = files.as_path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     files.append_lines(path, [])  # Raises now what appending would raise after an expensive evaluation.
     rest = path.read_bytes().rpartition(b"\n")[2]
     if rest[: len(_FIRST)] != _FIRST[: len(rest)]:
-        raise ValueError(
-            f"{path} is not a history of a search; its end is {rest[:60]!r}. Choose another file."
-        )
+        raise ValueError(f"{path} is not a history of a search; its end is {rest[:60]!r}.")
     found, digest = [], ""
     for number, line in enumerate(files.read_lines(path, ("index", "strategy", "digest")), start=1):
         if line["strategy"] != name:
@@ -119,8 +103,8 @@ def read(path: str | os.PathLike, name: str) -> list[Line]:
         digest = _digest(line, digest)
         if line["digest"] != digest:
             raise ValueError(
-                f"line {number} of {path} is not what the search {name!r} wrote there: it was changed, or "
-                "a line before it was lost. Restore the file, or move it away to start anew."
+                f"line {number} of {path} was changed, or a line before it was lost. Restore the file, or "
+                "move it away to start anew."
             )
         found.append(line)
     return found
@@ -158,8 +142,7 @@ def _digest(line: Line, before: str) -> str:
 def settings_of(strategy: Strategy, key: jax.Array) -> dict[str, Any]:
     """Returns what decides the course of a search, but for costs and scores, as plain values.
 
-    `evaluations` and `budget` are left out, since a search may resume with more of them, unless its strategy
-    plans by them. Functions count by their names alone.
+    A search may resume with more `evaluations` or `budget`, unless its strategy plans by them.
     """
     plain: dict[str, Any] = {
         "strategy": type(strategy).__name__,
@@ -197,11 +180,12 @@ def _check_settings(recorded: list[Line], settings: Mapping[str, Any], path: Any
         if before.get(name) != settings.get(name)
     ]
     if changed:
+        objective = before.get("objective")
         raise ValueError(
-            f"{path} holds a search with other settings: {'; '.join(changed)}. "
-            "Restore them, or move the file away to search anew."
-            + f" If another objective gives the same scores, pass objective={before.get('objective')!r}."
-            * (before.get("objective") != settings.get("objective"))
+            f"{path} holds a search with other settings: {'; '.join(changed)}. Restore them, or move the "
+            "file away to search anew."
+            + f" If another objective gives the same scores, pass objective={objective!r}."
+            * (objective != settings.get("objective"))
         )
 
 

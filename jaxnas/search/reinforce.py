@@ -21,10 +21,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxnas.checks import check_counts, check_methods, check_numbers
+from jaxnas.checks import check_counts, check_key, check_methods, check_numbers
 from jaxnas.search.neighbors import canonical_codes
 from jaxnas.search.proposals import propose
-from jaxnas.search.strategy import State, Strategy, as_told, check_key, ranking
+from jaxnas.search.strategy import State, Strategy, as_told, ranking
 from jaxnas.space import Arch, Space
 
 CONTEXT = 3
@@ -122,15 +122,10 @@ class _Decoder(nn.Module):
 
 @dataclasses.dataclass(frozen=True)
 class TransformerPolicy:
-    """An autoregressive causal Transformer over the decisions, masked to each decision's options.
-
-    The first token carries what the search has seen so far, the others the partial architecture
-    (in the spirit of masked-attention density estimators, arXiv 2006.00939).
+    """A causal Transformer over the decisions; its first token carries what the search has seen so far.
 
     Attributes:
-      width: of the tokens.
-      layers: how many blocks there are.
-      heads: of the attention.
+      width, layers, heads: of the Transformer.
     """
 
     width: int = 32
@@ -190,9 +185,8 @@ class Learner:
 class Reinforce(Strategy):
     """Policy gradients on batches of architectures; use as `Strategy`.
 
-    The reward of an architecture is the share of all scores so far that its own exceeds: whatever
-    the unit of the scores, and robust against a few very bad ones. Nothing is evaluated twice: of
-    the policy's draws the new ones are asked for, and random ones if there are too few.
+    The reward of an architecture is the share of all scores so far that its own exceeds. Nothing is evaluated
+    twice: of the policy's draws the new ones are asked for, and random ones if there are too few.
 
     Attributes:
       policy: draws the architectures; see this module.
@@ -201,9 +195,8 @@ class Reinforce(Strategy):
       baseline: "average" (moving, of the rewards) or "value" (the policy's own prediction).
       decay: of the moving average.
       entropy: weight of the entropy in the objective.
-      queue: how many of the best so far are imitated beside (priority queue training, Abolafia et
-        al. 2018); 0 for plain policy gradients.
-      queue_weight: weight of their log-likelihood.
+      queue, queue_weight: how many of the best so far are imitated beside, and the weight of their
+        log-likelihood (priority queue training, Abolafia et al. 2018).
       steps_per_batch: gradient steps on each batch.
     """
 
@@ -237,7 +230,7 @@ class Reinforce(Strategy):
 
     def init(self, key: jax.Array) -> State:
         """The first state; see `Strategy`."""
-        check_key(key)
+        check_key("search", key)
         key, policy_key = jax.random.split(key)
         params = self.policy.init(policy_key, self.space)
         learner = Learner(params, self._optimizer().init(params), jnp.float32(0), jnp.float32(0))

@@ -1,9 +1,8 @@
 """Runs a search: asks, evaluates, tells, records; step by step, or as one compiled program.
 
 `run` and `run_parallel` call a plain Python function of the option values of one architecture, such as
-`{"width": 32}`. What is traced or vectorized takes a batch of architectures, arrays of option indices with a
-leading axis: the function of `scan`, and that of `run` with `batched=True`. All are the same search: the same
-key gives the same architectures in the same order.
+`{"width": 32}`; `scan`, and `run` with `batched=True`, one of a batch of architectures, arrays of option
+indices with a leading axis. The same key gives the same architectures in the same order.
 """
 
 import dataclasses
@@ -18,11 +17,12 @@ import jax
 import numpy as np
 
 from jaxnas import files
+from jaxnas.checks import check_key
 from jaxnas.search import bounds
 from jaxnas.search.blas import one_thread
 from jaxnas.search.history import History, Line, digest_of, settings_of
 from jaxnas.search.proposals import listed
-from jaxnas.search.strategy import State, Strategy, as_told, check_key, score_shape
+from jaxnas.search.strategy import State, Strategy, as_told, score_shape
 from jaxnas.space import Arch
 
 _log = logging.getLogger(__name__)
@@ -80,18 +80,16 @@ def run(
     """Runs a search to its end.
 
     Args:
-      strategy: of this package or user-defined; see `Strategy`.
+      strategy: see `Strategy`.
       evaluate: from the option values of one architecture, as `space.to_dict` gives them, to its score, a
         number (or M of them); higher is better. Of a strategy with fidelities it takes the fidelity, an int,
         too, and may return (score, seconds).
       key: a typed key; the same key, settings and scores give the same search.
       batched: whether `evaluate` takes a batch of architectures instead, arrays of option indices with a
-        leading axis n, and returns scores, float [n] (or [n, M]), or (scores, seconds), float [n] each. It is
-        called once for each generation; n is the strategy's batch, and less only at the end of a search or of
-        a rung.
-      history_path: a JSONL file with a line for each evaluation, appended to after each generation. The
-        search resumes from it: complete generations are not evaluated again. Searches of other names may
-        share it, one after the other.
+        leading axis n, and returns scores, float [n] (or [n, M]), or (scores, seconds), float [n] each; n is
+        the strategy's batch, and less only at the end of a search or of a rung.
+      history_path: a JSONL file with a line for each evaluation, appended to after each generation, from
+        which the search resumes. Searches of other names may share it, one after the other.
       name: of this search in the file; by default the strategy's.
       objective: a version, or a mapping of all that the scores depend on, such as digests of weights and
         data, to compare with the history. None for a digest of the function's code and constants; what other
@@ -135,10 +133,8 @@ def scan(strategy: Strategy, evaluate: Callable[..., Any], key: jax.Array) -> St
       strategy: of this package or user-defined; see `Strategy`.
       evaluate: from a batch of architectures to scores, float [batch] (or [batch, M]), traceable: what it
         draws or computes by NumPy is the same in each call. Rows that are not valid are evaluated too, and
-        ignored.
-        Of a strategy with fidelities: from a batch and a fidelity, int32 [], to scores or (scores, seconds),
-        float [batch] each.
-      key: a typed key.
+        ignored. Of a strategy with fidelities: from a batch and a fidelity, int32 [], to scores or (scores,
+        seconds), float [batch] each.
 
     Returns:
       The last state; its `codes`, `scores` [evaluations, ...] and `size` are the history, in order.
@@ -165,11 +161,11 @@ def scan(strategy: Strategy, evaluate: Callable[..., Any], key: jax.Array) -> St
 
 
 def check_search(strategy: Any, evaluate: Any, key: Any, given: str) -> None:
-    """Checks a strategy, a key, and a function of "values" of one architecture, or of "architectures"."""
+    """Checks a strategy, a key, and a function of "values" or of "architectures"."""
     check_strategy(strategy)
     if not callable(evaluate):
         raise TypeError(f"search: evaluate is {evaluate!r}, expected a function of {given}.")
-    check_key(key)
+    check_key("search", key)
     arguments = (given,) if strategy.fidelities is None else (given, "fidelity")
     try:
         # What a decorator wraps may take other arguments than the decorated function.
@@ -177,18 +173,14 @@ def check_search(strategy: Any, evaluate: Any, key: Any, given: str) -> None:
     except ValueError:  # Some functions that are not written in Python have no signature.
         return
     except TypeError as error:
-        raise TypeError(
-            f"search: {type(strategy).__name__} calls evaluate({', '.join(arguments)}): {error}."
-        ) from None
+        call = f"{type(strategy).__name__} calls evaluate({', '.join(arguments)})"
+        raise TypeError(f"search: {call}: {error}.") from None
 
 
 def check_strategy(strategy: Any) -> None:
     """Checks that something is a strategy; raises TypeError."""
     if not isinstance(strategy, Strategy):
-        raise TypeError(
-            f"search: {strategy!r} is no strategy: an instance of a frozen dataclass that inherits "
-            "jaxnas.search.Strategy and has a method ask."
-        )
+        raise TypeError(f"search: {strategy!r} is no strategy, an instance of a subclass of search.Strategy.")
 
 
 def open_history(
@@ -280,8 +272,9 @@ def record(
     if len(history.lines) >= _HOPELESS:
         _check_scores(state, history)
     if progress is not None:
-        best = math.nan if _all_failed(state) else float(np.max(strategy.best(state)[1]))
-        progress(Standing(int(state.size), strategy.evaluations, best, int(state.skipped)))
+        done, failed = int(state.size), int(state.skipped)
+        best = math.nan if done == failed else float(np.max(strategy.best(state)[1]))
+        progress(Standing(done, strategy.evaluations, best, failed))
 
 
 def _costs(strategy: Strategy, arch: Arch) -> dict[str, Any]:
@@ -292,13 +285,9 @@ def _costs(strategy: Strategy, arch: Arch) -> dict[str, Any]:
     return {name: np.asarray(x).item() for name, x in bounds.check_costs(strategy.cost(arch)).items()}
 
 
-def _all_failed(state: State) -> bool:
-    return int(state.skipped) == int(state.size)
-
-
 def _check_scores(state: State, history: History) -> None:
     """Raises ValueError if all evaluations failed, with the first reason that the history has."""
-    if _all_failed(state):
+    if int(state.skipped) == int(state.size):
         reason = next((f"The first: {line['error']}. " for line in history.lines if "error" in line), "")
         raise ValueError(
             f"search: all {int(state.size)} evaluations failed: they raised, or gave no finite number. "

@@ -17,8 +17,8 @@ from jaxnas.checks import check_counts
 from jaxnas.data import graphs
 from jaxnas.data.batches import Batches, evaluation_rows
 from jaxnas.data.splits import Split
-from jaxnas.tasks.classification import METRICS, loss_and_sums
-from jaxnas.tasks.task import Batch, Call, Named, Predictions
+from jaxnas.tasks.shared import METRICS, Named, loss_and_sums
+from jaxnas.tasks.task import Batch, Call, Predictions
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ class Graphs(Named[graphs.Graphs]):
     One graph is one row, which devices cannot share: a training on it takes `devices=1`.
 
     Attributes:
-      data: the name of a citation network, see `data.load_graph`, or what `data.from_graph` and
+      data: the name of a citation network, see `data.graphs.load_graph`, or what `data.from_graph` and
         `data.from_graphs` return.
       normalize: divide the features of each node by their sum, as is usual for counts of words.
       sparse: pass only non-zero features, which is less work where they are few, as of Cora (1.3 %) and
@@ -53,7 +53,7 @@ class Graphs(Named[graphs.Graphs]):
     examples = "nodes"
     metrics = METRICS
     kind = graphs.Graphs
-    makers = "data.from_graph, data.from_graphs or data.load_graph"
+    makers = "data.from_graph or data.from_graphs"
 
     def __post_init__(self) -> None:
         super().__post_init__()

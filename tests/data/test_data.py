@@ -15,15 +15,17 @@ from hypothesis import strategies as st
 from PIL import Image
 from small_texts import prepare_examples
 
-from jaxnas import data, tasks
+from jaxnas import tasks
 from jaxnas.data.batches import Batches, evaluation_batches
 from jaxnas.data.images import Dataset
+from jaxnas.data.images import load as load_images
 from jaxnas.data.splits import Split, permutation, stratified
+from jaxnas.data.text import load_text
 
 
 @pytest.fixture(scope="module")
 def digits():
-    return data.load("digits")
+    return load_images("digits")
 
 
 def pairs(images, labels):
@@ -60,8 +62,8 @@ def test_digits_are_scikit_learns(digits):
 
 
 def test_digits_again_other_seed_and_size(digits):
-    again = data.load("digits")
-    other = data.load("digits", seed=1, search_fraction=200 / 1197)
+    again = load_images("digits")
+    other = load_images("digits", seed=1, search_fraction=200 / 1197)
     for role, split in digits.splits.items():
         np.testing.assert_array_equal(split.images, again.splits[role].images)
         np.testing.assert_array_equal(split.labels, again.splits[role].labels)
@@ -77,7 +79,7 @@ def test_prepared_data_that_are_damaged_are_named(part, text_root, tmp_path, cor
         shutil.copytree(text_root / "wikitext2", tmp_path / change.__name__ / "wikitext2")
         (path,) = (tmp_path / change.__name__).glob(f"wikitext2/*/{part}*")
         change(path)
-        return lambda: data.load_text("wikitext2", data_dir=tmp_path / change.__name__)
+        return lambda: load_text("wikitext2", data_dir=tmp_path / change.__name__)
 
     def cut(path):
         path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
@@ -221,7 +223,7 @@ def test_a_limited_evaluation_is_not_the_beginning_of_a_file():
 
 def test_unknown_names_and_what_to_do(tmp_path):
     def case(name, *names):
-        return lambda: data.load(name, data_dir=tmp_path), FileNotFoundError, *names
+        return lambda: load_images(name, data_dir=tmp_path), FileNotFoundError, *names
 
     (tmp_path / "file").write_text("")
     refusals.check(
@@ -242,7 +244,7 @@ def test_any_other_prepared_dataset(tmp_path):
     image = tfds.features.Image(shape=(4, 5, 3), encoding_format="png")
     features = {"image": image, "label": tfds.features.ClassLabel(num_classes=2)}
     path = prepare_examples(tmp_path, features, train=examples(6), test=examples(4))
-    dataset = data.load("some_examples", data_dir=tmp_path, search_fraction=1 / 3)
+    dataset = load_images("some_examples", data_dir=tmp_path, search_fraction=1 / 3)
     assert dataset.image_shape == (4, 5, 3) and dataset.num_classes == 2
     assert sorted(dataset.test.images[:, 0, 0, 0].tolist()) == [0, 10, 20, 30]
     np.testing.assert_array_equal(dataset.train.images[:, 0, 0, 0] // 10 % 2, dataset.train.labels)
@@ -250,15 +252,15 @@ def test_any_other_prepared_dataset(tmp_path):
     info = path / "dataset_info.json"
     info.write_text(json.dumps(json.loads(info.read_text()) | {"fileFormat": "tfrecord"}))
     with pytest.raises(FileNotFoundError, match="array_record"):
-        data.load("some_examples", data_dir=tmp_path)
+        load_images("some_examples", data_dir=tmp_path)
 
 
 def test_data_are_read_without_tensorflow(digits, corpus, text_root):
     code = (
-        "import sys; from jaxnas import data\n"
-        "print(data.load('digits').train.images.sum())\n"
+        "import sys\nfrom jaxnas.data import images, text\n"
+        "print(images.load('digits').train.images.sum())\n"
         "assert 'tensorflow_datasets' not in sys.modules\n"
-        f"print(len(data.load_text('wikitext2', data_dir={str(text_root)!r}).test))\n"
+        f"print(len(text.load_text('wikitext2', data_dir={str(text_root)!r}).test))\n"
         "assert 'tensorflow' not in sys.modules\n"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)

@@ -1,5 +1,6 @@
 """Images of many sizes in folders, decoded on demand."""
 
+import dataclasses
 import functools
 import io
 
@@ -10,8 +11,8 @@ from PIL import Image
 
 from jaxnas import data, tasks
 from jaxnas.data.batches import Batches, evaluation_batches
-from jaxnas.data.encoded import ATTEMPTS, Decoder, decode, decoding_pool, random_box
-from jaxnas.data.splits import SourceImages, Split
+from jaxnas.data.encoded import ATTEMPTS, SourceImages, decode, decoding_pool, random_box
+from jaxnas.data.splits import Split
 from jaxnas.tasks import images
 from jaxnas.training.plain import to_dict
 
@@ -89,9 +90,7 @@ def test_a_batch_is_a_function_of_its_step(tmp_path):
     here = Batches(split, 8, seed=3, crop_scale=0.08, repeats=2)
     fourth = here.at(4)
     pool = decoding_pool(2)
-    source = Decoder(split.images.source.records, (16, 16, 3), pool)
-    others = SourceImages(source, split.images.rows)
-    elsewhere = Split("train", {"image": others}, split.labels)
+    elsewhere = Split("train", {"image": dataclasses.replace(split.images, pool=pool)}, split.labels)
     again = Batches(elsewhere, 8, seed=3, crop_scale=0.08, repeats=2)
     for name, x in again.at(4).items():
         np.testing.assert_array_equal(x, fourth[name])

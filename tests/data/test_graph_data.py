@@ -5,6 +5,7 @@ import pytest
 import refusals
 
 from jaxnas import data
+from jaxnas.data.graphs import load_graph
 
 FEATURES, LABELS = np.eye(5, 3), [0, 1, 0, 1, -1]
 EDGES = [[0, 1], [1, 0], [1, 2], [1, 2], [3, 3]]
@@ -75,7 +76,7 @@ def test_what_cannot_be_right_is_refused():
         case("test is float64", test=[0.5]),
         (lambda: data.from_graphs(train=[whole], test=[]), ValueError, "'test'"),
         (lambda: data.from_graphs(train=[whole], test=[wide]), ValueError, "graphs have [3"),
-        (lambda: data.load_graph("Cora"), ValueError, "'Cora'"),
+        (lambda: load_graph("Cora"), ValueError, "'Cora'"),
     )
 
 
@@ -101,18 +102,18 @@ def planetoid(folder, **changed):
 @pytest.mark.parametrize("inside", ["", "planetoid"])
 def test_a_citation_network_is_read_from_its_file(tmp_path, inside):
     planetoid(tmp_path / inside)
-    given = data.load_graph("cora", data_dir=tmp_path)
+    given = load_graph("cora", data_dir=tmp_path)
     expected = [[1, 0, 0], [0, 1, 1], [0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 0, 1]]
     assert given.features[0].tolist() == expected and given.name == "cora"
     nodes = {role: np.flatnonzero(mask[0]).tolist() for role, mask in given.roles.items()}
     assert nodes == {"train": [0, 1], "search": [2, 3], "test": [4]}
     planetoid(tmp_path / inside, feat_data=np.arange(6, dtype=np.float32))
-    assert data.load_graph("cora", data_dir=tmp_path).features[0, 1].tolist() == [0, 1, 2]
+    assert load_graph("cora", data_dir=tmp_path).features[0, 1].tolist() == [0, 1, 2]
 
 
 def test_a_file_that_is_missing_or_damaged_is_named(tmp_path):
     refusals.check(
-        (lambda: data.load_graph("cora", data_dir=tmp_path), FileNotFoundError, "planetoid/cora"),
+        (lambda: load_graph("cora", data_dir=tmp_path), FileNotFoundError, "planetoid/cora"),
     )
     arrays, path = planetoid(tmp_path), tmp_path / "cora.npz"
     whole = path.read_bytes()
@@ -125,4 +126,4 @@ def test_a_file_that_is_missing_or_damaged_is_named(tmp_path):
         lambda: planetoid(tmp_path, feat_indptr=np.array([0, 1])),
     ):
         damage()
-        refusals.check((lambda: data.load_graph("cora", data_dir=tmp_path), ValueError, "cora.npz"))
+        refusals.check((lambda: load_graph("cora", data_dir=tmp_path), ValueError, "cora.npz"))

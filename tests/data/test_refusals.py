@@ -8,6 +8,7 @@ import refusals
 from small_tasks import random_images, task_of
 
 from jaxnas import data, tasks
+from jaxnas.data.images import load as load_images
 from jaxnas.data.splits import Split
 from jaxnas.data.text import Stream
 
@@ -73,7 +74,7 @@ def test_things_of_another_kind():
         (lambda: data.from_tsv(5), TypeError, "5"),
         (lambda: data.from_texts(["a", "b"], ["x", "y"], classes=frozenset("xy")), TypeError, "order"),
         (lambda: data.from_graph(**NODES | {"labels": [10**9] * 6}), ValueError, "1000000000", "0 never"),
-        (lambda: data.load("digits", search_fraction=1196 / 1197), ValueError, "held out"),
+        (lambda: load_images("digits", search_fraction=1196 / 1197), ValueError, "held out"),
     )
 
 

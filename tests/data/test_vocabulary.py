@@ -9,8 +9,8 @@ import refusals
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxnas import data
 from jaxnas.data.splits import ROLES
+from jaxnas.data.text import load_text
 from jaxnas.data.vocabulary import ByteVocabulary, WordVocabulary
 
 WORD_LISTS = st.lists(st.sampled_from("a b cc <unk> é".split()), max_size=5)
@@ -36,7 +36,7 @@ def test_bytes_round_trip(content):
 
 
 def load(text_root, number=340):
-    return data.load_text("wikitext2", data_dir=text_root, tokenizer=f"bpe:{number}")
+    return load_text("wikitext2", data_dir=text_root, tokenizer=f"bpe:{number}")
 
 
 @pytest.fixture(scope="module")
