@@ -14,13 +14,7 @@ from jaxnas.data.randaugment import randaugment as randaugment
 
 
 def normalize(images: jax.Array, mean: jax.typing.ArrayLike, std: jax.typing.ArrayLike) -> jax.Array:
-    """Returns (images - mean) / std per channel, in float32.
-
-    Args:
-      images: [..., C] of any dtype, in the units of `mean` and `std`.
-      mean: float [C], e.g. `Dataset.mean`.
-      std: float [C], e.g. `Dataset.std`.
-    """
+    """Returns (images - mean) / std per channel, float32 [..., C]; mean and std are float [C]."""
     channelwise = (1,) * (images.ndim - 1) + (-1,)
     mean = jnp.asarray(mean, jnp.float32).reshape(channelwise)
     std = jnp.asarray(std, jnp.float32).reshape(channelwise)
@@ -29,8 +23,6 @@ def normalize(images: jax.Array, mean: jax.typing.ArrayLike, std: jax.typing.Arr
 
 def pad_and_crop(key: jax.Array, images: jax.Array, padding: int, value: float = 0) -> jax.Array:
     """Shifts each image by up to `padding` pixels along both axes, and fills with `value`."""
-    if padding < 0:
-        raise ValueError(f"padding must not be negative, got {padding}")
 
     def one(key, image):
         top, left = jax.random.randint(key, (2,), 0, 2 * padding + 1)
@@ -71,8 +63,7 @@ def erase(
     image is drawn again, up to ten times, after which nothing is erased.
 
     Args:
-      key: random key.
-      images: [B, H, W, C].
+      key, images: as above.
       probability: of erasing at all, for each image.
       area: (smallest, largest) share of the image, drawn uniformly.
       aspect: height / width is log-uniform in [aspect, 1 / aspect].
@@ -128,8 +119,7 @@ def random_resized_crop(
     widened where an image shrinks.
 
     Args:
-      key: random key.
-      images: [B, H, W, C]; uint8 images are rounded after scaling.
+      key, images: as above; uint8 images are rounded after scaling.
       scale: (smallest, largest) share of the image's area.
       aspect: (smallest, largest) width / height of the box, drawn log-uniformly.
     """
@@ -166,8 +156,7 @@ def mixup(
     """Blends each image with another of the batch, and their labels alike (Zhang et al. 2018).
 
     Args:
-      key: random key.
-      images: [B, H, W, C]; uint8 images are rounded after blending.
+      key, images: as above; uint8 images are rounded after blending.
       labels: int32 [B].
       num_classes: K.
       alpha: each image's weight is drawn from Beta(alpha, alpha), alpha > 0.
@@ -228,14 +217,11 @@ def mixup_or_cutmix(
       key, images, labels, num_classes: as of `mixup`; so is what is returned.
       alphas: of `mixup` and of `cutmix`; one of them may be 0 for never.
     """
-    for_mixup, for_cutmix = alphas
+    given, (for_mixup, for_cutmix) = (images, labels, num_classes), alphas
     if not for_cutmix:
-        return mixup(key, images, labels, num_classes, for_mixup)
+        return mixup(key, *given, for_mixup)
     if not for_mixup:
-        return cutmix(key, images, labels, num_classes, for_cutmix)
+        return cutmix(key, *given, for_cutmix)
     coin, own = jax.random.split(key)
-    return lax.cond(
-        jax.random.bernoulli(coin, 0.5),
-        lambda: cutmix(own, images, labels, num_classes, for_cutmix),
-        lambda: mixup(own, images, labels, num_classes, for_mixup),
-    )
+    pasted = jax.random.bernoulli(coin, 0.5)
+    return lax.cond(pasted, lambda: cutmix(own, *given, for_cutmix), lambda: mixup(own, *given, for_mixup))

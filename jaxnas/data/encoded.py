@@ -134,8 +134,8 @@ class SourceImages:
                 out[i] = image
         except BrokenProcessPool as error:
             raise RuntimeError(
-                "A process that decodes images was killed, perhaps out of memory; or the script that started "
-                "it does its work on import: put that under `if __name__ == '__main__':`, or set workers=0."
+                "A process that decodes images was killed, perhaps out of memory, or by a script that works "
+                "on import: put that under `if __name__ == '__main__':`, or set workers=0."
             ) from error
         return out
 
@@ -177,16 +177,12 @@ def decode_all(
 def decode(
     encoded: bytes, shape: tuple[int, int, int], draws: np.ndarray | None = None, scale: float = 0.08
 ) -> np.ndarray:
-    """Decodes an image to a size, by Pillow's bicubic filter.
+    """Decodes a file to uint8 [H, W, C], by Pillow's bicubic filter; turned as its EXIF data say.
 
     Args:
-      encoded: the content of a file in any format that Pillow reads; turned as its EXIF data say.
+      encoded: the content of a file in any format that Pillow reads.
       shape: (H, W, C), C = 1 or 3.
-      draws: float64 [ATTEMPTS, 4] of a random box, see `random_box`; None for the middle of the image.
-      scale: of the random box.
-
-    Returns:
-      uint8 [H, W, C].
+      draws, scale: of a random box, see `random_box`; None for the middle of the image.
     """
     height, width, channels = shape
     with Image.open(io.BytesIO(encoded)) as file:
@@ -211,13 +207,12 @@ def decode(
 def random_box(width: int, height: int, draws: np.ndarray, scale: float) -> Box:
     """The box of a random resized crop (Szegedy et al. 2015, section 6), as torchvision draws it.
 
+    The first that lies in the image, in whole pixels; if none does, the largest in its middle.
+
     Args:
       width, height: of the image, in pixels.
       draws: float64 [ATTEMPTS, 4], random numbers in [0, 1): each row is an area, a shape and a place.
       scale: smallest share of the area; the largest is 1. Width / height is from 3/4 to 4/3.
-
-    Returns:
-      The first box that lies in the image, in whole pixels; if none does, the largest in its middle.
     """
     low, high = 3 / 4, 4 / 3
     for area, shape, x, y in draws.tolist():

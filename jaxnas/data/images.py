@@ -18,14 +18,7 @@ from PIL import Image, ImageOps
 from jaxnas import files
 from jaxnas.checks import check_flags
 from jaxnas.data.encoded import UNREADABLE, Files, Prepared, SourceImages, decoding_pool
-from jaxnas.data.source_files import (
-    check_prepared,
-    class_names,
-    examples,
-    local_copy,
-    open_prepared,
-    reading,
-)
+from jaxnas.data.source_files import check_prepared, class_names, examples, local_copy, open_prepared, reading
 from jaxnas.data.splits import (
     HeldOut,
     Labeled,
@@ -53,18 +46,10 @@ Found = dict[str, tuple[list[pathlib.Path], list[int]]]  # files and labels by r
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Dataset(Labeled):
-    """Images with labels, in disjoint splits of numbers [n, H, W, C]; see `Labeled`.
+    """Images with labels, in disjoint splits of numbers [n, H, W, C]; see `Labeled`."""
 
-    Args:
-      mean: float32 [C], over `train` alone, in the units of the stored values.
-      std: float32 [C], likewise; 1 for a channel that is constant.
-
-    Raises:
-      ValueError: images of another shape or dtype than those of `train`, or as `Labeled`.
-    """
-
-    mean: np.ndarray
-    std: np.ndarray
+    mean: np.ndarray  # float32 [C], over `train` alone, in the units of the stored values
+    std: np.ndarray  # float32 [C], likewise; 1 for a channel that is constant
 
     def __post_init__(self):
         super().__post_init__()
@@ -73,8 +58,8 @@ class Dataset(Labeled):
             images = split.images
             if images.ndim != 4 or images.dtype.kind not in "iuf" or images.shape[1:] != train.shape[1:]:
                 raise ValueError(
-                    f"{self.name}: images to {role} are {images.dtype}{list(images.shape)}, and those to "
-                    f"train on {train.dtype}{list(train.shape)}; expected numbers [n, H, W, C] of one size."
+                    f"{self.name}: images to {role} are {images.dtype}{list(images.shape)}, those to train "
+                    f"on {train.dtype}{list(train.shape)}; expected numbers [n, H, W, C] of one size."
                 )
 
     @property
@@ -98,20 +83,14 @@ def load(
     with features "image" (uint8) and "label", prepared as array_record by `tools.convert_data` or by TFDS.
     The test is on its part "test", or "validation" if it has none, and for "imagenet2012".
 
-    Images of many sizes are decoded on demand to `image_size` by worker processes, see `SourceImages`.
-
     Args:
       name: TFDS name, also with config and version as in "name/config:1.0.0".
       data_dir: of prepared data; None is TFDS's own default, ~/tensorflow_datasets. gs://bucket/folder is
         copied to this machine once, see `source_files.local_copy`.
       search_fraction: share of the official training part that becomes `search`, stratified.
       seed: of the search split.
-      image_size: height and width in pixels to which images of many sizes are decoded.
+      image_size: height and width in pixels to which images of many sizes are decoded; see `SourceImages`.
       workers: processes that decode; 0 for none, None for as many as there are processors.
-
-    Raises:
-      FileNotFoundError: the dataset is not prepared.
-      ValueError: a dataset without such images, or a share that leaves nothing to train on.
     """
     held_out, imagenet = HeldOut(search=search_fraction, seed=seed), name.startswith("imagenet2012")
     if name == "digits":
@@ -148,10 +127,7 @@ def _image_shape(name: str, shape: Sequence[Any], dtype: Any, size: int | None) 
     if len(shape) != 3 or dtype != np.uint8 or shape[2] not in ((1, 3) if many else (1, 2, 3, 4)):
         raise ValueError(f"{name} has images {dtype}{list(shape)}; expected uint8 [H, W, C].")
     if many == (size is None):
-        raise ValueError(
-            f"{name} has images {list(shape)}, and image_size is {size}. It is for images of many sizes, "
-            "which need one, as image_size=224."
-        )
+        raise ValueError(f"{name} has images {list(shape)}, and image_size is {size}; it is for many sizes.")
     height, width = shape[:2] if size is None else (size, size)
     return height, width, shape[2]
 
@@ -168,10 +144,7 @@ def _read(builder: Any, split: str, image_shape: tuple[int, int, int]) -> tuple[
 def _encoded(
     builder: Any, split: str, image_shape: tuple[int, int, int], pool: Any
 ) -> tuple[SourceImages, np.ndarray]:
-    """The images of a part of a data set, to be decoded on demand, and the labels int32 [n].
-
-    Labels are gathered from all records the first time, and then kept beside these.
-    """
+    """The images of a part of a data set, and the labels int32 [n], which are kept beside the records."""
     import tensorflow_datasets as tfds
 
     encoded = {"decoders": {"image": tfds.decode.SkipDecoding()}}
@@ -196,9 +169,6 @@ def moments(images: np.ndarray | SourceImages, what: str) -> tuple[np.ndarray, n
     """Returns mean and standard deviation of each channel, float32 [C]; the latter is 1 of a constant one.
 
     Images that have to be decoded are represented by 2,048 of them, always the same ones.
-
-    Raises:
-      ValueError: all channels are constant.
     """
     if isinstance(images, SourceImages):
         images = select(images, np.sort(permutation(len(images), seed=0)[:_SAMPLE]))
@@ -230,8 +200,8 @@ def from_arrays(
 ) -> Dataset:
     """Makes a data set of arrays, and holds out part of the training images for the other roles.
 
-    Values may have any unit: networks receive images standardized by the mean and standard deviation of each
-    channel of the training images. Integers from 0 to 255 are kept as uint8, all others as float32.
+    Networks receive images standardized by the mean and standard deviation of each channel of the training
+    images. Integers from 0 to 255 are kept as uint8, all others as float32.
 
     Args:
       images: to train on, numbers [n, H, W] or [n, H, W, C].
@@ -241,9 +211,6 @@ def from_arrays(
       classes: names of the labels in the order of their numbers; by default the strings that occur, in
         alphabetical order, or the numbers themselves.
       held_out: shares of the other roles.
-
-    Raises:
-      ValueError: arrays that do not fit each other, non-finite values, or constant images.
     """
     given = {"train": _images("images", images)}
     numbers, classes = number_labels(labels, classes, "from_arrays: labels")
@@ -270,8 +237,7 @@ def image_dataset(
 ) -> Dataset:
     """Makes a data set of images [n, H, W, C] with labels int32 [n] by role; see `make_splits`.
 
-    They are standardized by the mean and the standard deviation in `scale`, float32 [2, C]; None for those of
-    the training images.
+    The `scale` is mean and standard deviation, float32 [2, C]; None for those of the training images.
     """
     inputs = {role: ({"image": images}, labels) for role, (images, labels) in given.items()}
     splits = make_splits(what, inputs, held_out, classes)
@@ -284,22 +250,15 @@ def _images(name: str, images: Any) -> np.ndarray:
         images = np.asarray(images)
     except ValueError as error:  # of images of several sizes
         raise ValueError(
-            f"from_arrays: {name} are no array ({error}). Scale them to one size first, or let "
-            "data.from_folder scale the files by its size=64."
+            f"from_arrays: {name} are no array ({error}). Scale them, as data.from_folder(size=64) does."
         ) from error
     if images.ndim == 3:
         images = images[..., None]
     described = f"{images.dtype}{list(images.shape)}"
     if images.ndim != 4 or images.dtype.kind not in "iuf" or not images.size:
-        raise ValueError(
-            f"from_arrays: {name} are {described}; expected numbers [n, H, W] or [n, H, W, C]. Rows of "
-            "numbers [n, F] are for data.from_table."
-        )
+        raise ValueError(f"from_arrays: {name} are {described}; expected numbers [n, H, W] or [n, H, W, C].")
     if images.shape[3] > 4 and images.shape[1] in (1, 3, 4):
-        raise ValueError(
-            f"from_arrays: {name} are {described}, which has channels before height and width; expected [n, "
-            f"H, W, C]. Give {name}.transpose(0, 2, 3, 1)."
-        )
+        raise ValueError(f"from_arrays: {name} are {described}; give {name}.transpose(0, 2, 3, 1).")
     if images.dtype.kind == "f" and not np.abs(images).max() <= np.finfo(np.float32).max:
         raise ValueError(f"from_arrays: {name} hold a NaN, an infinity, or a number beyond float32.")
     return images
@@ -321,22 +280,15 @@ def from_folder(
     may lie deeper in the folder of their class. They become uint8 [n, H, W, 1] if all of them are gray, else
     [n, H, W, 3], without transparency, turned as their EXIF data say. Files with other names are left out.
 
-    With `in_memory=False` images of any sizes stay in their files. Worker processes decode them on demand to
-    the `size`, with their proportions: see `SourceImages` for evaluations and `Batches` for training.
-
     Args:
       path: of the folder; gs://bucket/folder is copied to this machine once, see `source_files.local_copy`.
       size: height and width to which images are scaled, or one number for both; in memory without regard to
         their proportions, and None if they are all of one size.
       name: of the data; by default that of the folder.
-      in_memory: False to decode images on demand.
+      in_memory: False to decode images of any sizes on demand, with their proportions; see `SourceImages` and
+        `Batches`.
       workers: processes that decode; 0 for none, None for as many as there are processors.
       held_out: shares of the roles that have no folder.
-
-    Raises:
-      FileNotFoundError: no such folder, or no folders of classes in it.
-      ValueError: images of several sizes without a `size`, of more than 8 bits, or unreadable; classes that
-        differ between the roles.
     """
     check_flags("from_folder", in_memory=in_memory)
     root = local_copy(path)
@@ -382,14 +334,10 @@ def _find(root: pathlib.Path) -> tuple[Found, list[str]]:
     for role, folder in folders.items():
         own = _folders(folder)
         if not own:
-            raise FileNotFoundError(
-                f"{folder} has no folders of classes; expected class/image.png, or train/class/image.png and "
-                "test/class/image.png."
-            )
+            raise FileNotFoundError(f"{folder} has no folders of classes; expected class/image.png.")
         if own != classes:
-            raise ValueError(
-                f"{folder}: some classes are only in {role} or in train: {some(sorted({*own} ^ {*classes}))}."
-            )
+            differ = some(sorted({*own} ^ {*classes}))
+            raise ValueError(f"{folder}: some classes are only in {role} or in train: {differ}.")
         images = [_files_of(folder / name) for name in classes]
         if empty := [name for name, paths in zip(classes, images, strict=True) if not paths]:
             raise ValueError(f"{folder}: no images in the folders of {some(empty)}; remove or fill them.")
@@ -428,12 +376,9 @@ def _open(
             f"{root}: {len(unreadable):,} of {len(paths):,} images cannot be read: {some(unreadable)}. Copy "
             "them again, or remove them."
         )
-    if deep := [
-        str(path.relative_to(root)) for path, mode in zip(paths, modes, strict=True) if mode not in _BYTES
-    ]:
+    if deep := [p.relative_to(root) for p, mode in zip(paths, modes, strict=True) if mode not in _BYTES]:
         raise ValueError(
-            f"{root}: {len(deep):,} images have more than 8 bits a channel: {some(deep)}. Convert them, or "
-            "give their values with data.from_arrays."
+            f"{root}: {len(deep):,} images have more than 8 bits a channel: {some(deep)}. Convert them."
         )
     return kept, set(modes) <= _GRAY
 
@@ -448,8 +393,7 @@ def _stack(root: pathlib.Path, images: Sequence[Image.Image], gray: bool) -> np.
     sizes = sorted({f"{image.height} x {image.width}" for image in images})
     if len(sizes) > 1:
         raise ValueError(
-            f"{root}: images are of {len(sizes):,} sizes: {some(sizes)}. Set the size to which they are "
-            "scaled, as size=(64, 64)."
+            f"{root}: images are of {len(sizes):,} sizes: {some(sizes)}. Set size=(64, 64), say."
         )
     stacked = np.stack([np.asarray(image.convert("L" if gray else "RGB")) for image in images])
     return stacked[..., None] if gray else stacked

@@ -40,12 +40,6 @@ def randaugment(
       deviation: standard deviation of the strength, which is then cut to 0 to 10.
       probability: of applying an operation that was drawn.
       fill: what comes in from outside of an image, a value or [C]; the mean color in the recipes.
-
-    Returns:
-      uint8 [B, H, W, C].
-
-    Raises:
-      ValueError: images of another dtype, or another number of channels.
     """
     if images.dtype != jnp.uint8 or images.shape[-1] not in (1, 3):
         raise ValueError(

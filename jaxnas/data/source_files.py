@@ -24,13 +24,7 @@ _CHUNK = 256  # Examples read at a time where all of a split are gone through.
 
 
 def read_bytes(path: str | os.PathLike) -> bytes:
-    """Reads a file, plain or compressed by gzip or xz or as the one member of a zip archive.
-
-    The content decides whether and how it is compressed, not the name.
-
-    Raises:
-      ValueError: an empty or damaged file, or an archive of several files.
-    """
+    """Reads a file, plain or compressed by gzip or xz or as the one member of a zip archive."""
     data = files.as_path(path).read_bytes()
     size = len(data)
     try:
@@ -52,16 +46,7 @@ def read_bytes(path: str | os.PathLike) -> bytes:
 
 
 def decode(path: str | os.PathLike, data: bytes, encoding: str = "utf-8") -> str:
-    """Returns the bytes of a file as text, without a byte order mark.
-
-    Args:
-      path: for messages.
-      data: content of the file.
-      encoding: as Python names it.
-
-    Raises:
-      ValueError: an unknown encoding, or bytes that it does not have.
-    """
+    """Returns the bytes of a file as text, without a byte order mark; `encoding` is as Python names it."""
     try:
         return data.decode(encoding).removeprefix("\ufeff")
     except LookupError as error:
@@ -74,11 +59,7 @@ def decode(path: str | os.PathLike, data: bytes, encoding: str = "utf-8") -> str
 
 
 def read_text(path: str | os.PathLike, encoding: str = "utf-8") -> str:
-    """Reads a text, plain or compressed; see `read_bytes` and `decode`.
-
-    Raises:
-      FileNotFoundError: no such file, or a folder.
-    """
+    """Reads a text, plain or compressed; see `read_bytes` and `decode`."""
     path = files.as_path(path).expanduser()
     if not path.is_file():
         raise FileNotFoundError(f"{path} is {'a folder' if path.is_dir() else 'not there'}; expected a file.")
@@ -86,11 +67,7 @@ def read_text(path: str | os.PathLike, encoding: str = "utf-8") -> str:
 
 
 def find_source(folder: str | os.PathLike, *names: str) -> pathlib.Path:
-    """Finds the first of some files in a folder or its subfolders, also compressed (.xz, .gz, .zip).
-
-    Raises:
-      FileNotFoundError: there is none.
-    """
+    """Finds the first of some files in a folder or its subfolders, also compressed (.xz, .gz, .zip)."""
     root = pathlib.Path(folder)
     for place in (root, *sorted(path for path in root.glob("*") if path.is_dir())):
         for name in names:
@@ -122,10 +99,6 @@ def local_copy(path: str | os.PathLike, below: str = "") -> pathlib.Path:
     Args:
       path: on this machine, or gs://bucket/folder.
       below: part of a folder that is needed, as a path in it; "" for all.
-
-    Raises:
-      FileNotFoundError: there are no such objects.
-      OSError: they changed while they were copied, or cannot be copied.
     """
     path = files.as_path(path).expanduser()
     if not files.is_remote(path):
@@ -164,12 +137,7 @@ def local_copy(path: str | os.PathLike, below: str = "") -> pathlib.Path:
 
 
 def open_prepared(name: str, data_dir: str | os.PathLike | None) -> Any:
-    """Returns TFDS's builder of a dataset that is prepared as array_record.
-
-    Raises:
-      FileNotFoundError: it is not prepared so; the message says how to.
-      OSError: what was prepared is damaged.
-    """
+    """Returns TFDS's builder of a dataset that is prepared as array_record."""
     # Imported here: TFDS takes a while, and those who bring their own images don't need it.
     import tensorflow_datasets as tfds
     from tensorflow_datasets.core import read_only_builder
@@ -190,9 +158,9 @@ def open_prepared(name: str, data_dir: str | os.PathLike | None) -> Any:
     found = sorted(path.name for path in root.iterdir()) if root.is_dir() else []
     raise FileNotFoundError(
         f"{name} is not prepared as array_record in {root}{nearest(base, [*found, 'digits'])} `python -m "
-        f"tools.convert_data {base} FOLDER`, in a clone, makes it of original files, if it knows it. Or run "
-        f"once, where TensorFlow is installed: tfds.builder({name!r}, data_dir={str(root)!r}, "
-        "file_format='array_record').download_and_prepare()"
+        f"tools.convert_data {base} FOLDER`, in a clone, makes it of original files; or TensorFlow: "
+        f"tfds.builder({name!r}, data_dir={str(root)!r}, file_format='array_record').download_and_"
+        "prepare()"
     )
 
 
