@@ -1,9 +1,8 @@
 """Search strategies: a strategy sees a space and a function from architectures to scores."""
 
 from jaxnas.search.bounds import reachable
-from jaxnas.search.evolution import Evolution, RegularizedEvolution
+from jaxnas.search.evolution import Evolution, LocalSearch, RegularizedEvolution
 from jaxnas.search.knapsack import knapsack, replacements
-from jaxnas.search.local_search import LocalSearch
 from jaxnas.search.parallel import run_parallel
 from jaxnas.search.pareto import NSGA2
 from jaxnas.search.predictor_guided import PredictorGuided

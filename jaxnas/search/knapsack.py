@@ -65,9 +65,6 @@ def replacements(
         repeated; others stay. Layers that can be skipped are [[("layers_*/attention", i), ("layers_*/mlp",
         i)] for i in range(30)]. None for all elements, of which those that decide whether others are active
         share a place.
-
-    Raises:
-      ValueError: an element that is unknown or in two places, or a place of more than 10,000 options.
     """
     names = [(name, place) for name, choice in space.decisions for place in range(math.prod(choice.shape))]
     chosen = counting.parts_of(names, space.elements) if places is None else places
@@ -102,8 +99,7 @@ def knapsack(replaced: Replacements, scores: Any, cost: Cost, bounds: Any) -> Ar
       bounds: {name of a cost: (min, max)}, None for no bound.
 
     Raises:
-      ValueError: scores of another shape or that are not finite; costs that do not add up; bounds that no
-        combination keeps.
+      ValueError: costs that do not add up; bounds that no combination keeps.
     """
     from scipy import optimize, sparse  # a quarter of the time of `import jaxnas`
 

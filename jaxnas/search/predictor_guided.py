@@ -58,8 +58,7 @@ class PredictorGuided(Strategy):
         check_methods(self, "predictor", ("fit", "predict"), "predictors.GaussianProcess()")
         if not callable(self.features):
             raise TypeError(
-                f"PredictorGuided: features is {self.features!r}, expected a function from an architecture "
-                "to the predictor's inputs, such as predictors.one_hot(space)."
+                f"PredictorGuided: features is {self.features!r}, expected predictors.one_hot(space)."
             )
         if self.pool is not None:
             check_pool(self.pool, self.space, "PredictorGuided: pool")
@@ -138,7 +137,7 @@ class PredictorGuided(Strategy):
                 arch = self.space.to_dict(self.space.decode(codes[int(np.argmax(wrong))]))
                 raise ValueError(
                     f"PredictorGuided: features returns NaN or infinity for {wrong.sum()} of {len(leaf)} "
-                    f"architectures, first for {arch}. A predictor needs finite numbers."
+                    f"architectures, first for {arch}."
                 )
 
     def _value(
@@ -191,8 +190,7 @@ def _targets(state: State) -> tuple[jax.Array, jax.Array]:
 def _places(codes: jax.Array, rows: jax.Array, state: State) -> jax.Array:
     """For each architecture of the history, its row among all codes [n, L], int32 [H].
 
-    `rows` is the answer of before. It is wrong where evaluations have ended in another order than they began,
-    since architectures then change their places in the history.
+    `rows` is the answer of before, wrong where evaluations have ended in another order than they began.
     """
     asked = jnp.arange(len(rows)) < state.size + state.pending
 

@@ -58,13 +58,9 @@ def _score(space: Space, logits: jax.Array, code: jax.Array) -> tuple[jax.Array,
 
 @dataclasses.dataclass(frozen=True)
 class SoftmaxPolicy:
-    """An independent softmax for each decision (Zoph and Le's baseline; NAS-Bench-201's REINFORCE).
+    """An independent softmax for each decision (Zoph and Le's baseline; NAS-Bench-201's REINFORCE)."""
 
-    Attributes:
-      scale: standard deviation of the logits at the start.
-    """
-
-    scale: float = 1e-3
+    scale: float = 1e-3  # standard deviation of the logits at the start
 
     def __post_init__(self):
         check_numbers(self, "scale", least=0)
@@ -136,7 +132,7 @@ class TransformerPolicy:
         check_counts(self, "width", "layers", "heads")
         if self.width % self.heads:
             raise ValueError(
-                f"TransformerPolicy: width is {self.width}, expected a multiple of the {self.heads} heads."
+                f"TransformerPolicy: width is {self.width}, no multiple of the {self.heads} heads."
             )
 
     def _module(self, space: Space) -> _Decoder:
@@ -219,9 +215,7 @@ class Reinforce(Strategy):
         check_numbers(self, "decay", least=0, below=1)
         check_numbers(self, "entropy", "queue_weight", least=0)
         if self.baseline not in ("average", "value"):
-            raise ValueError(
-                f"{type(self).__name__}: baseline is {self.baseline!r}, expected 'average' or 'value'."
-            )
+            raise ValueError(f"Reinforce: baseline is {self.baseline!r}, expected 'average' or 'value'.")
 
     @property
     def plans_by_budget(self) -> bool:
@@ -316,15 +310,11 @@ class Reinforce(Strategy):
 
 @dataclasses.dataclass(frozen=True)
 class PPO(Reinforce):
-    """Proximal policy optimization: several clipped steps on each batch; see `Reinforce`.
-
-    Attributes:
-      clip: how far from 1 the ratio of the new to the old probability may be; beyond, it is cut off.
-    """
+    """Proximal policy optimization: several clipped steps on each batch; see `Reinforce`."""
 
     baseline: str = "value"
     steps_per_batch: int = 4
-    clip: float = 0.2
+    clip: float = 0.2  # how far from 1 the ratio of the new to the old probability counts
 
     def __post_init__(self):
         super().__post_init__()

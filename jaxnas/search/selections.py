@@ -29,12 +29,7 @@ class Candidates(NamedTuple):
 
 
 def argmax(space: Space, logits: Arch) -> Arch:
-    """Returns the hard architecture of the most probable options.
-
-    Args:
-      space: the search space.
-      logits: architecture parameters, float [..., options] by name, as `space.logits()` shapes them.
-    """
+    """Returns the hard architecture of the most probable options by logits, float [..., options] by name."""
     space.check_static(logits)
     return space.harden(logits)
 
@@ -69,14 +64,9 @@ def candidates(
 
     Returns:
       At least one and at most `count` architectures, those drawn by the probabilities first.
-
-    Raises:
-      ValueError: no draw keeps the bounds (the message has what they cost).
     """
     if count < 1 or not 0 <= explore <= 1:
-        raise ValueError(
-            f"candidates: count is {count}, expected at least 1, and explore is {explore}, expected 0 to 1."
-        )
+        raise ValueError(f"candidates: count is {count}, at least 1, and explore is {explore}, 0 to 1.")
     if cost is None and (low is not None or high is not None):
         raise ValueError(f"candidates: there are bounds, low={low} and high={high}, but no cost.")
     space.check_static(logits)
@@ -99,7 +89,7 @@ def candidates(
         every = np.concatenate(costs)
         raise ValueError(
             f"candidates: none of {len(every)} draws costs {low} to {high}; they cost {every.min():.6g} to "
-            f"{every.max():.6g}. Change the bounds, explore more, or search with the cost in the loss."
+            f"{every.max():.6g}."
         )
     keep = _first(space, codes, canonical)[:count]
     return Candidates(space.decode(codes[keep]), keep >= len(searched))
@@ -160,14 +150,12 @@ def perturbation(
 
     Args:
       space: the search space.
-      weights: a soft architecture, float [..., options] by name; uniform weights after a training with
-        fixed ones, too.
+      weights: a soft architecture, float [..., options] by name.
       evaluate: from a batch of soft architectures to scores, float [n]; higher is better. It is called
         once for each decision, with as many rows as the decision has options, and one.
       key: of the order.
       tune: called with the soft architecture after each decision, to train the weights under it.
-      renormalize: whether the weights of the other options are scaled to sum to one again, as they do not in
-        the authors' code.
+      renormalize: whether the weights of the other options are scaled to sum to one again.
 
     Returns:
       The canonical hard architecture, and for each decision, in the order made: the "name" of the choice, the
@@ -209,10 +197,7 @@ def falls(evaluate: Callable[[Arch], Any], rows: Arch, what: str) -> np.ndarray:
     """Returns the score of the first soft architecture less those of the others, float64 [n - 1]."""
     scores = np.asarray(evaluate(jax.tree.map(jnp.asarray, rows)), np.float64)
     if not np.isfinite(scores).all():
-        raise ValueError(
-            f"The scores of {what} without each option are {scores[1:].tolist()}, with all {scores[0]}; "
-            "expected numbers."
-        )
+        raise ValueError(f"The scores of {what} with all options, and without each, are {scores.tolist()}.")
     return scores[0] - scores[1:]
 
 
@@ -239,14 +224,12 @@ def pruning(
     Returns:
       The hard architecture, and for each round: the "name" of the decision, its "position", which is None,
       the "blocks" that were there, [position, option] each, "drops", what the removal of each costs, and
-      those "removed". Of two blocks that stay at one position the second moves to one that is empty: there
-      the weights of a supernet are those of another block.
+      those "removed". Of two blocks that stay at one position the second moves to one that is empty.
     """
     name, choice = next(iter(space.choices.items()))
     if len(space) > 1 or choice.length is None or choice.per_position is not None:
         raise ValueError(
-            "pruning takes a space with one decision that is repeated, with the same options everywhere, "
-            f"such as the mechanism of each head; got {space}."
+            f"pruning takes one decision, repeated, with the same options everywhere; got {space}."
         )
     soft = np.asarray(weights[name], np.float32).copy()
     named = {(p, o): [p, option] for p in range(choice.length) for o, option in enumerate(choice.options)}

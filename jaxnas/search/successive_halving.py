@@ -46,7 +46,7 @@ class Hyperband(Strategy):
         state = strategy.tell(state, archs, scores, seconds)
 
     An evaluation counts if it ends within the budget; the best is that at the highest fidelity of which there
-    is a score. Scores that are no numbers are never promoted.
+    is a score.
 
     Attributes:
       evaluations: at most, of all fidelities together: the capacity of the history.
@@ -169,7 +169,7 @@ class Hyperband(Strategy):
         """
         if seconds is None and self.budget is not None:
             raise ValueError(
-                f"Hyperband: for the budget of {self.budget} seconds an evaluation returns (scores, seconds)."
+                f"Hyperband: for a budget, {self.budget}, an evaluation returns (scores, seconds)."
             )
         shape = state.valid.shape
         seconds = as_told("seconds", jnp.zeros(shape) if seconds is None else seconds, shape)

@@ -21,21 +21,8 @@ def cache(tmp_path, monkeypatch):
     return tmp_path / "cache" / "jaxnas" / "copies"
 
 
-def upload(store, folder, name):
-    """Puts a folder of this machine into the bucket."""
-    for path in sorted(folder.rglob("*")):
-        if path.is_file():
-            store.put(f"bucket/{name}/{path.relative_to(folder)}", path.read_bytes())
-
-
 def files_in(folder):
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
-
-
-def check_same(one, other):
-    for role, split in one.splits.items():
-        np.testing.assert_array_equal(split.images[:], other.splits[role].images[:])
-        np.testing.assert_array_equal(split.labels, other.splits[role].labels)
 
 
 def test_a_copy_is_made_once_and_anew_when_an_object_changes(bucket, store, cache, caplog):
@@ -74,32 +61,33 @@ def test_what_changes_while_it_is_copied_is_not_kept(bucket, store, cache, monke
     assert list(cache.iterdir()) == []
 
 
-def test_prepared_data_in_a_bucket_are_those_on_a_disk(bucket, store, cache, tmp_path, text_files):
+def test_what_lies_in_a_bucket_is_that_on_a_disk(bucket, store, cache, tmp_path, text_files):
     convert_data.convert("wikitext2", text_files, tmp_path / "tfds")
-    upload(store, tmp_path / "tfds", "tfds")
-    store.put("bucket/tfds/other/1.0.0/large", b"not copied")
-    here, there = (load_text("wikitext2", data_dir=x) for x in (tmp_path / "tfds", "gs://bucket/tfds"))
-    np.testing.assert_array_equal(here.test.tokens, there.test.tokens)
-    assert not list(cache.rglob("large"))
-    with pytest.raises(FileNotFoundError, match="bucket/no"):
-        load_images("mnist", data_dir="gs://bucket/no")
-
-
-def test_a_folder_of_images_in_a_bucket_is_that_on_a_disk(bucket, store, tmp_path):
     random = np.random.default_rng(0)
     for kind in ("cat", "dog"):
         (tmp_path / "pets" / kind).mkdir(parents=True)
         for number in range(6):
             image = Image.fromarray(random.integers(0, 256, (4, 4, 3), np.uint8))
             image.save(tmp_path / "pets" / kind / f"{number}.png")
-    upload(store, tmp_path / "pets", "pets")
+    for folder in ("tfds", "pets"):
+        for path in sorted((tmp_path / folder).rglob("*")):
+            if path.is_file():
+                store.put(f"bucket/{folder}/{path.relative_to(tmp_path / folder)}", path.read_bytes())
+    store.put("bucket/tfds/other/1.0.0/large", b"not copied")
+
+    here, there = (load_text("wikitext2", data_dir=x) for x in (tmp_path / "tfds", "gs://bucket/tfds"))
+    np.testing.assert_array_equal(here.test.tokens, there.test.tokens)
+    assert not list(cache.rglob("large"))
+    with pytest.raises(FileNotFoundError, match="bucket/no"):
+        load_images("mnist", data_dir="gs://bucket/no")
+
     for options in ({}, dict(size=4, in_memory=False, workers=0)):
         here, there = (data.from_folder(path, **options) for path in (tmp_path / "pets", "gs://bucket/pets"))
         assert there.name == here.name == "pets" and there.classes == ("cat", "dog")
-        check_same(here, there)
+        for role, split in here.splits.items():
+            np.testing.assert_array_equal(split.images[:], there.splits[role].images[:])
+            np.testing.assert_array_equal(split.labels, there.splits[role].labels)
 
-
-def test_vectors_of_words_in_a_bucket_are_found(bucket, store):
     for name in ("given/small.txt", "tfds/embeddings/small.txt"):
         store.put(f"bucket/{name}", b"the 1.0 2.0\nthing 3.0 4.0\n")
     for name in ("gs://bucket/given/small.txt", "small"):
