@@ -103,7 +103,13 @@ def test_splits_and_data_sets_that_cannot_be_right_are_refused(digits):
     def test(*shape, dtype=np.float64):
         return Split("test", {"image": np.zeros((2, *shape), dtype)}, LABELS[:2])
 
+    def batches(*names, **arguments):
+        return lambda: Batches(numbered_split(10), **arguments), ValueError, *names
+
     refusals.check(
+        batches("batch_size is 11", batch_size=11),
+        batches("batch_size is 0", batch_size=0),
+        batches("batch of 5", batch_size=5, shard=(0, 2)),
         split("'tset'", role="tset"),
         split("int32", labels=np.zeros(3, np.int64)),
         split("label -1", labels=LABELS[:3] - 1),
@@ -175,17 +181,6 @@ def test_batches(draw):
     assert {len(part["label"]) for part in parts} == {batch_size // count}
     for name in ("image", "label"):
         np.testing.assert_array_equal(np.concatenate([p[name] for p in parts]), batch[name])
-
-
-def test_batches_that_cannot_be_are_refused():
-    def case(*names, **arguments):
-        return lambda: Batches(numbered_split(10), **arguments), ValueError, *names
-
-    refusals.check(
-        case("batch_size is 11", batch_size=11),
-        case("batch_size is 0", batch_size=0),
-        case("batch of 5", batch_size=5, shard=(0, 2)),
-    )
 
 
 @given(st.integers(1, 40), st.integers(1, 50), st.one_of(st.none(), st.integers(1, 6)))

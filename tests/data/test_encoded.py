@@ -65,22 +65,18 @@ def test_a_folder_at_full_size_is_decoded_when_a_batch_needs_it(tmp_path):
     assert sum(tasks.Images(data=fewer).sizes.values()) == 39 and fewer.image_shape == (20, 30, 3)
 
 
-def test_too_many_images_for_the_memory_are_refused(tmp_path, monkeypatch):
-    given = data.from_folder(
-        folder_of(tmp_path, 10), 16, in_memory=False, workers=0, held_out=data.HeldOut(search=0.5)
-    )
+def test_too_many_images_for_the_memory_are_refused_and_gray_ones_have_one_channel(tmp_path, monkeypatch):
+    for i in range(20):
+        (tmp_path / "ab"[i % 2]).mkdir(exist_ok=True)
+        landscape(10 + i, 20).convert("L").save(tmp_path / "ab"[i % 2] / f"{i}.png")
+    held_out = data.HeldOut(search=0.5)
+    given = data.from_folder(tmp_path, 16, in_memory=False, workers=0, held_out=held_out)
+    assert given.image_shape == (16, 16, 1)
     task = tasks.Images(data=given, evaluation_batch_size=4)
-    monkeypatch.setattr(images, "_MEMORY", 4 * 16 * 16 * 3)
+    monkeypatch.setattr(images, "_MEMORY", 4 * 16 * 16)
     with pytest.raises(ValueError, match="'search'"):
         task.evaluation("search")
     assert task.evaluation("search", limit=1)["label"].shape == (1, 4)
-
-
-def test_gray_folders_have_one_channel(tmp_path):
-    for i in range(10):
-        (tmp_path / "ab"[i % 2]).mkdir(exist_ok=True)
-        landscape(10 + i, 20).convert("L").save(tmp_path / "ab"[i % 2] / f"{i}.png")
-    assert data.from_folder(tmp_path, 8, in_memory=False, workers=0).image_shape == (8, 8, 1)
 
 
 def test_a_batch_is_a_function_of_its_step(tmp_path):

@@ -115,17 +115,6 @@ def test_the_content_decides_how_a_file_is_read(tmp_path):
         refusals.check((lambda: source_files.read_bytes(path), ValueError, "some.gz", name))
 
 
-def test_options_that_cannot_be(corpus, text_root):
-    def case(*names, **options):
-        return lambda: load_text("wikitext2", data_dir=text_root, **options), ValueError, *names
-
-    refusals.check(
-        case("search is 1.0", search_fraction=1.0),
-        case("search=1e-09", search_fraction=1e-9),
-        *(case(repr(name), tokenizer=name) for name in ("words", "bpe", "bpe:0", "byte:8")),
-    )
-
-
 def prepare_texts(folder, feature=None, **texts):
     """A set with a feature "text"."""
     import tensorflow_datasets as tfds
@@ -156,6 +145,9 @@ def test_prepared_sets_that_are_not_such_texts(tmp_path, corpus, text_root):
     def case(name, letter, error=ValueError, **options):
         return lambda: load_text("some_examples", data_dir=tmp_path / letter, **options), error, name
 
+    def wiki(name, **options):
+        return lambda: load_text("wikitext2", data_dir=text_root, **options), ValueError, name
+
     one, bytes_, numbers = ["one"], [b"one"], tfds.features.Tensor(shape=(2,), dtype=np.int32)
     prepare_texts(tmp_path / "a", train=one, test=one)
     prepare_texts(tmp_path / "b", numbers, train=[[1, 2]], validation=[[1, 2]], test=[[1, 2]])
@@ -167,5 +159,8 @@ def test_prepared_sets_that_are_not_such_texts(tmp_path, corpus, text_root):
         case("'text'", "b"),
         case("'byte'", "c", tokenizer="word"),
         case("some_examples", "d", OSError),
+        wiki("search is 1.0", search_fraction=1.0),
+        wiki("search=1e-09", search_fraction=1e-9),
+        *(wiki(repr(name), tokenizer=name) for name in ("words", "bpe", "bpe:0", "byte:8")),
     )
     assert load_text("some_examples", data_dir=tmp_path / "c").test.tokens.tolist() == [10, 255]

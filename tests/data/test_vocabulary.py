@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from jaxnas.data.splits import ROLES
 from jaxnas.data.text import load_text
-from jaxnas.data.vocabulary import ByteVocabulary, WordVocabulary
+from jaxnas.data.vocabulary import WordVocabulary
 
 WORD_LISTS = st.lists(st.sampled_from("a b cc <unk> é".split()), max_size=5)
 
@@ -25,14 +25,6 @@ def test_words_round_trip(lines, rest):
     assert tokens.dtype == np.int32
     assert len(tokens) == len(lines) + len(rest) + sum(map(len, lines))
     assert vocabulary.decode(tokens) == whole
-
-
-@given(st.text())
-def test_bytes_round_trip(content):
-    vocabulary = ByteVocabulary(counts=np.zeros(256, np.int64))
-    tokens = vocabulary.encode(content)
-    assert tokens.dtype == np.int32 and len(tokens) == len(content.encode())
-    assert vocabulary.decode(tokens) == content
 
 
 def load(text_root, number=340):
