@@ -9,15 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxnas.checks import check_counts, check_key, check_numbers
-from jaxnas.predictors.fitting import (
-    check_fitted,
-    check_inputs,
-    columns,
-    descend,
-    matrices,
-    prepare,
-    scaling,
-)
+from jaxnas.predictors.fitting import check_fitted, check_inputs, columns, descend, matrices, prepare, scaling
 
 
 class _Mlp(nn.Module):

@@ -67,14 +67,11 @@ def costs_of(space: Space, cost: Cost, codes: jax.Array) -> dict[str, jax.Array]
 
 def check_costs(costs: Any) -> Mapping[str, Any]:
     """Returns what a cost function gave for one architecture; raises TypeError for no numbers by name."""
-    numbers = isinstance(costs, Mapping) and all(
-        isinstance(name, str) and isinstance(x, int | float | np.number | np.ndarray | jax.Array)
-        for name, x in costs.items()
-    )
-    if not numbers or any(np.shape(x) for x in costs.values()):
-        raise TypeError(
-            f"cost: the function returned {costs!r} for an architecture, expected numbers by name."
-        )
+    kinds = int | float | np.number | np.ndarray | jax.Array
+    if not isinstance(costs, Mapping) or not all(
+        isinstance(name, str) and isinstance(x, kinds) and not np.shape(x) for name, x in costs.items()
+    ):
+        raise TypeError(f"cost: the function returned {costs!r}, expected numbers by name.")
     return costs
 
 
@@ -128,21 +125,17 @@ def reachable(space: Space, cost: Cost) -> dict[str, tuple]:
         ends = jnp.stack([space.encode(space.smallest()), space.encode(space.largest())])
         starts = jnp.concatenate([ends, _samples(space, jax.random.key(0))])
         costs = _host(costs_of(space, cost, starts))
-        return {
-            name: tuple(
-                _climb(space, cost, name, starts[int(np.argmax(sign * costs[name]))], sign)
-                for sign in (-1, 1)
-            )
-            for name in costs
-        }
+
+        def end(name: str, sign: int) -> int | float:
+            return _climb(space, cost, name, starts[int(np.argmax(sign * costs[name]))], sign)
+
+        return {name: (end(name, -1), end(name, 1)) for name in costs}
 
 
 def _host(costs: Mapping[str, jax.Array]) -> dict[str, np.ndarray]:
     # Integers become int64, so that signs and differences can't overflow.
-    return {
-        name: np.asarray(x, np.int64 if np.asarray(x).dtype.kind in "iu" else np.float64)
-        for name, x in costs.items()
-    }
+    arrays = {name: np.asarray(x) for name, x in costs.items()}
+    return {name: x.astype(np.int64 if x.dtype.kind in "iu" else np.float64) for name, x in arrays.items()}
 
 
 def _climb(space: Space, cost: Cost, name: str, code: jax.Array, sign: int) -> int | float:

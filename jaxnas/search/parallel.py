@@ -56,10 +56,7 @@ def _start(module: str) -> None:
 
 
 class Workers:
-    """A number of evaluations at a time, within a `with` statement; workers start with the first one.
-
-    Args: as of `run_parallel`; `count` evaluations run at a time, and an executor of None is `Processes`.
-    """
+    """Evaluations of which `count` run at a time, within a `with` statement; see `run_parallel`."""
 
     def __init__(
         self,
@@ -71,7 +68,7 @@ class Workers:
     ) -> None:
         self._evaluate, self._metric = evaluate, metric
         self._count, self._given, self._timeout = count, executor, timeout
-        self._executor: futures_lib.Executor | None = None
+        self._executor: futures_lib.Executor | None = None  # starts with the first evaluation
         self._waiting: collections.deque[tuple[int, dict[str, Any]]] = collections.deque()
         self._running: dict[futures_lib.Future, tuple[int, float]] = {}  # the number, and when it is late
         self._late: set[futures_lib.Future] = set()  # had their time, and keep their workers busy
@@ -88,11 +85,7 @@ class Workers:
         self._waiting.append((number, values))
 
     def next(self) -> tuple[int, float, dict[str, Any]]:
-        """Waits until some evaluation has ended, and returns its number and what `judged` says of it.
-
-        Raises:
-          RuntimeError: the executor takes no more calls, or all its workers are stuck.
-        """
+        """Waits until some evaluation has ended, and returns its number and what `judged` says of it."""
         while True:
             self._begin()
             if not self._running:
@@ -103,20 +96,12 @@ class Workers:
                 )
             now = time.monotonic()
             for future, (number, end) in self._running.items():
-                if not future.done() and now < end:
-                    continue
-                del self._running[future]
-                if future.done():
+                if future.done() or now >= end:
+                    del self._running[future]
                     return number, *self._outcome(future)
-                future.cancel()  # one that has not begun, and on Ray also one that runs
-                self._late.add(future)
-                return number, *self._took_too_long()
             first = min(end for _, end in self._running.values()) - now
-            futures_lib.wait(
-                [*self._running, *self._late],
-                timeout=None if first == float("inf") else first,
-                return_when=futures_lib.FIRST_COMPLETED,
-            )
+            wait = None if first == float("inf") else first
+            futures_lib.wait([*self._running, *self._late], wait, futures_lib.FIRST_COMPLETED)
 
     def _begin(self) -> None:
         if self._executor is None:
@@ -126,13 +111,11 @@ class Workers:
         self._late = {future for future in self._late if not future.done()}
         while self._waiting and len(self._running) + len(self._late) < self._count:
             number, values = self._waiting.popleft()
-            own = self._given is None  # `Processes` have a time-out of their own
-            end = float("inf") if own or self._timeout is None else time.monotonic() + self._timeout
-            if own:
-                future = self._executor.submit(scored, self._evaluate, self._metric, values)
+            if self._given is None:  # `Processes` have a time-out of their own
+                future, end = self._executor.submit(scored, self._evaluate, self._metric, values), None
             else:  # Workers of others may have no jaxnas.
-                future = self._executor.submit(self._evaluate, values)
-            self._running[future] = number, end
+                future, end = self._executor.submit(self._evaluate, values), self._timeout
+            self._running[future] = number, float("inf") if end is None else time.monotonic() + end
 
     def _started(self) -> futures_lib.Executor:
         if self._given is None:
@@ -146,17 +129,19 @@ class Workers:
         return self._given
 
     def _outcome(self, future: futures_lib.Future) -> Outcome:
+        late = _failed(f"TimeoutError: it took more than {self._timeout} seconds")
+        if not future.done():
+            future.cancel()  # one that has not begun, and on Ray also one that runs
+            self._late.add(future)
+            return late
         try:
             returned = future.result()
             return returned if self._given is None else judged(returned, self._metric)
         except (futures_lib.BrokenExecutor, pebble.ProcessExpired) as error:
             return _failed(f"the worker died: {error}")
         except (Exception, SystemExit) as error:
-            late = self._given is None and isinstance(error, TimeoutError)
-            return self._took_too_long() if late else _failed(f"{type(error).__name__}: {error}")
-
-    def _took_too_long(self) -> Outcome:
-        return _failed(f"TimeoutError: it took more than {self._timeout} seconds")
+            own = self._given is None and isinstance(error, TimeoutError)
+            return late if own else _failed(f"{type(error).__name__}: {error}")
 
 
 def scored(evaluate: Evaluate, metric: str | None, values: dict[str, Any]) -> Outcome:
@@ -274,12 +259,13 @@ def _check(strategy: Any, workers: Any, executor: Any, timeout: Any) -> None:
     if strategy.batch != 1 or strategy.fidelities is not None or strategy.objectives is not None:
         raise ValueError(
             f"search: {type(strategy).__name__} asks for batches of {strategy.batch}, or for all scores of a "
-            "rung. Take one that runs with batch=1, such as RegularizedEvolution or PredictorGuided, or "
-            "search.run(..., batched=True) with an evaluation that spreads its batch over workers itself."
+            "rung. Take one that runs with batch=1, such as RegularizedEvolution, or search.run with "
+            "batched=True and an evaluation that spreads its batch over workers itself."
         )
     if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
         raise ValueError(f"search: workers is {workers!r}, expected an int of at least 1.")
-    if timeout is not None and (isinstance(timeout, bool | str) or not timeout > 0):
+    number = isinstance(timeout, int | float) and not isinstance(timeout, bool) and timeout > 0
+    if timeout is not None and not number:
         raise ValueError(f"search: timeout is {timeout!r}, expected seconds above 0, or None for no limit.")
     if executor is not None and not isinstance(executor, futures_lib.Executor):
         raise TypeError(

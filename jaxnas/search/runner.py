@@ -130,11 +130,10 @@ def scan(strategy: Strategy, evaluate: Callable[..., Any], key: jax.Array) -> St
     A thousand searches at once are `jax.vmap(lambda key: search.scan(strategy, evaluate, key))(keys)`.
 
     Args:
-      strategy: of this package or user-defined; see `Strategy`.
-      evaluate: from a batch of architectures to scores, float [batch] (or [batch, M]), traceable: what it
-        draws or computes by NumPy is the same in each call. Rows that are not valid are evaluated too, and
-        ignored. Of a strategy with fidelities: from a batch and a fidelity, int32 [], to scores or (scores,
-        seconds), float [batch] each.
+      strategy: see `Strategy`.
+      evaluate: from a batch of architectures to scores, float [batch] (or [batch, M]), traceable. Rows that
+        are not valid are evaluated too, and ignored. Of a strategy with fidelities: from a batch and a
+        fidelity, int32 [], to scores or (scores, seconds), float [batch] each.
 
     Returns:
       The last state; its `codes`, `scores` [evaluations, ...] and `size` are the history, in order.
@@ -244,9 +243,9 @@ def _checked(told: Any, shape: tuple[int, ...]) -> np.ndarray:
     except (TypeError, ValueError):  # rows of different lengths
         array = np.asarray(None)
     if array.shape != shape or array.dtype.kind not in "fiu" and array.dtype != "bfloat16":
+        what = f"float {list(shape)}" if shape else "a number"
         raise ValueError(
-            f"search: the evaluation returned {array.dtype}{list(array.shape)}, expected float {list(shape)}"
-            + (f" for {shape[0]} architectures." if shape else ": a number.")
+            f"search: the evaluation returned {array.dtype}{list(array.shape)}, expected {what}."
         )
     return array.astype(np.float32)
 
@@ -305,9 +304,8 @@ def make_result(strategy: Strategy, state: State, history: History) -> Result:
         ending = "search: ends after %d of %d evaluations: no other feasible architecture is %s."
         _log.log(level, ending, count, strategy.evaluations, what)
     if failed:
-        reason = "they raised, or gave no finite number"
-        _log.warning("search: %d of %d evaluations failed: %s.", failed, count, reason)
+        _log.warning("search: %d of %d evaluations raised, or gave no finite number.", failed, count)
     arch, score = strategy.best(state)
-    if strategy.objectives is not None:
-        return Result(arch, np.asarray(score), {}, state, history.lines, history.resumed)
-    return Result(arch, float(score), _costs(strategy, arch), state, history.lines, history.resumed)
+    one = strategy.objectives is None
+    score, costs = (float(score), _costs(strategy, arch)) if one else (np.asarray(score), {})
+    return Result(arch, score, costs, state, history.lines, history.resumed)

@@ -96,9 +96,7 @@ class Hyperband(Strategy):
         if len(np.unique(networks, axis=0)) < len(codes):
             raise ValueError("Hyperband: some of the given architectures are equal; give each one once.")
         if self.bounds:
-            raise ValueError(
-                "Hyperband: bounds are for architectures that are drawn, and not for given ones."
-            )
+            raise ValueError("Hyperband: bounds are for drawn architectures, and not for given ones.")
         return codes
 
     def rungs(self, start: int) -> list[int]:
@@ -111,9 +109,8 @@ class Hyperband(Strategy):
     def init(self, key: jax.Array) -> State:
         """The first state; see `Strategy`."""
         rows, zero = self.evaluations, jnp.zeros((), jnp.int32)
-        race = Race(
-            jnp.full((rows,), -1, jnp.int32), jnp.zeros((rows,), jnp.float32), zero, zero, zero, zero, zero
-        )
+        nothing = jnp.full((rows,), -1, jnp.int32), jnp.zeros((rows,), jnp.float32)
+        race = Race(*nothing, zero, zero, zero, zero, zero)
         return dataclasses.replace(super().init(key), memory=self._start(race, zero, zero))
 
     def fidelity(self, state: State) -> jax.Array:
@@ -168,9 +165,7 @@ class Hyperband(Strategy):
             what is less or no number counts as 0.
         """
         if seconds is None and self.budget is not None:
-            raise ValueError(
-                f"Hyperband: for a budget, {self.budget}, an evaluation returns (scores, seconds)."
-            )
+            raise ValueError(f"Hyperband: for a budget, {self.budget}, return (scores, seconds).")
         shape = state.valid.shape
         seconds = as_told("seconds", jnp.zeros(shape) if seconds is None else seconds, shape)
         if not any(isinstance(x, jax.core.Tracer) for x in (seconds, state.valid)):

@@ -112,9 +112,7 @@ def test_a_citation_network_is_read_from_its_file(tmp_path, inside):
 
 
 def test_a_file_that_is_missing_or_damaged_is_named(tmp_path):
-    refusals.check(
-        (lambda: load_graph("cora", data_dir=tmp_path), FileNotFoundError, "planetoid/cora"),
-    )
+    refusals.check((lambda: load_graph("cora", data_dir=tmp_path), FileNotFoundError, "planetoid/cora"))
     arrays, path = planetoid(tmp_path), tmp_path / "cora.npz"
     whole = path.read_bytes()
     for damage in (
