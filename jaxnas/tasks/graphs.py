@@ -117,19 +117,14 @@ class Graphs(Named[graphs.Graphs]):
         return batch if rows is None else {name: x[rows] for name, x in batch.items()}
 
     def batches(self, role: str, batch_size: int, seed: int, shard: tuple[int, int] = (0, 1)) -> GraphBatches:
-        """Batches of shuffled graphs: inputs by name, "label" int32 [G, N], "weight" float32 [G, N].
-
-        Raises:
-          ValueError: as `Task.batches`, or more rows than there are graphs.
-        """
+        """Batches of shuffled graphs: inputs by name, "label" int32 [G, N], "weight" float32 [G, N]."""
         self.part(self.dataset.roles, role, train=True)
         rows = self.dataset.rows(role)
         if batch_size > len(rows):
             raise ValueError(
                 f"{self.name}: a batch of {batch_size} graphs to {role}, and there "
                 + ("is 1" if len(rows) == 1 else f"are {len(rows)}")
-                + "; a row of a batch is a whole graph. Set training.batch_size to at most that, and "
-                "training.devices to 1 for one graph, which devices cannot share."
+                + ". Set training.batch_size to at most that, and training.devices to 1 for one graph."
             )
         if len(rows) == batch_size and shard == (0, 1):
             every = len(rows) == len(self.dataset.features)

@@ -129,11 +129,7 @@ class Images(Classification[Dataset]):
         return dataclasses.replace(batches, repeats=self.repeats, crop_scale=crop_scale)
 
     def evaluation(self, role: str, batch_size: int | None = None, limit: int | None = None) -> Batch:
-        """All images in order, or a part drawn at random; see `Task.evaluation`.
-
-        Raises:
-          ValueError: images that are decoded on demand, and too many to be in memory at once.
-        """
+        """All images in order, or a part drawn at random; see `Task.evaluation`."""
         split = self.dataset.splits.get(role)
         if split is not None and isinstance(split.images, SourceImages):
             size = self.evaluation_batch_size if batch_size is None else batch_size
@@ -141,8 +137,8 @@ class Images(Classification[Dataset]):
             if (memory := count * math.prod(self.dataset.image_shape)) > _MEMORY:
                 raise ValueError(
                     f"{self.name}: an evaluation on {role!r} holds its {count:,} decoded images in memory, "
-                    f"which are {memory / 2**30:.3g} GiB, and {_MEMORY / 2**30:.3g} are allowed. Hold fewer "
-                    "images out (search_fraction=0.01, say), or evaluate fewer batches."
+                    f"{memory / 2**30:.3g} GiB of {_MEMORY / 2**30:.3g}. Hold fewer images out "
+                    "(search_fraction=0.01, say), or evaluate fewer batches."
                 )
         return super().evaluation(role, batch_size, limit)
 

@@ -61,15 +61,14 @@ class Named(Task, Generic[D]):
     def __post_init__(self) -> None:
         if not isinstance(self.data, (str, self.kind, *self.rules)):
             raise ValueError(
-                f"{type(self).__name__}: data is a {type(self.data).__name__}; expected a name, or what "
-                f"{self.makers} returns."
+                f"{type(self).__name__}: data is a {type(self.data).__name__}; expected a name, or "
+                f"{self.makers}."
             )
-        given = {field.name: (field.type, getattr(self, field.name)) for field in dataclasses.fields(self)}
-        flags = {
-            name: value
-            for name, (kind, value) in given.items()
-            if kind in (bool, "bool") or (kind == "bool | None" and value is not None)
-        }
+        flags = {}
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.type in (bool, "bool") or (field.type == "bool | None" and value is not None):
+                flags[field.name] = value
         check_flags(type(self).__name__, **flags)
 
     @property
@@ -79,11 +78,7 @@ class Named(Task, Generic[D]):
 
     @property
     def dataset(self) -> D:
-        """The data themselves.
-
-        Raises:
-          ValueError: they are not loaded yet.
-        """
+        """The data themselves; raises a ValueError where they are not loaded yet."""
         if not isinstance(self.data, self.kind):
             raise ValueError(
                 f"The {self.examples} of {self.name!r} are not loaded yet; call task.load() first."
@@ -117,17 +112,12 @@ class Named(Task, Generic[D]):
         return {**super().preprocessing(), **{name: x for name, x in known.items() if x is not None}}
 
     def part(self, parts: Mapping[str, Any], role: str, *, train: bool = False) -> Any:
-        """The data of a role, of data by role.
-
-        Raises:
-          ValueError: a role that may not be trained on, or evaluated, or that the data do not have.
-        """
+        """The data of a role, of data by role, if it may be trained on, or evaluated."""
         use = "training" if train else "an evaluation"
         check_role(self.name, role, ("train", "search") if train else ("search", "validation", "test"), use)
         if role not in parts:
             raise ValueError(
-                f"{self.name} has no {self.examples} of the role {role!r}, only of {', '.join(parts)}. Hold "
-                "some out of training, as by search_fraction=0.2."
+                f"{self.name} has no {self.examples} of the role {role!r}, only of {', '.join(parts)}."
             )
         return parts[role]
 

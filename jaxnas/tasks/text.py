@@ -138,11 +138,7 @@ class Text(Classification[Sentences]):
 
     @property
     def dataset(self) -> Sentences:
-        """The texts.
-
-        Raises:
-          ValueError: they, or their vectors, are not loaded yet.
-        """
+        """The texts; raises a ValueError where they, or their vectors, are not loaded yet."""
         if self.embeddings is not None and isinstance(self.data, Sentences):
             raise ValueError(
                 f"The vectors of {self.embeddings!r} are not loaded yet; call task.load() first."

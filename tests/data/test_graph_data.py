@@ -21,21 +21,17 @@ def test_edges_lead_both_ways_once_and_never_to_the_same_node():
     assert given.edges[0].tolist() == [[1, 0], [0, 1], [2, 1], [1, 2]] and given.edge_mask.all()
     assert graph(undirected=False).edges[0].tolist() == [[1, 0], [0, 1], [1, 2]]
     assert graph(edges=[]).edge_mask.sum() == 0
-    dtypes = {"features": np.float32, "edges": np.int32, "labels": np.int32}
-    dtypes |= {"edge_mask": bool, "node_mask": bool}
+    dtypes = dict(features=np.float32, edges=np.int32, labels=np.int32, edge_mask=bool, node_mask=bool)
     assert {name: getattr(given, name).dtype for name in dtypes} == dtypes
     assert all(len(getattr(given, name)) == 1 for name in dtypes)
     assert given.labels[0].tolist() == LABELS and given.node_mask.all()
     with pytest.raises(ValueError, match="read-only"):
         given.features[0, 0, 0] = 1
-
-
-def test_labels_may_be_strings_and_roles_masks():
-    given = graph(labels=["b", "a", "b", "a", ""], train=np.arange(5) < 2)
-    assert given.classes == ("a", "b") and given.labels[0].tolist() == [1, 0, 1, 0, -1]
-    assert given.roles["train"].tolist() == graph().roles["train"].tolist()
-    column = graph(labels=np.array(LABELS, object))  # as pandas may hold whole numbers
-    np.testing.assert_array_equal(column.labels, graph().labels)
+    # Labels may be strings, or a column of pandas that holds whole numbers, and roles masks.
+    named = graph(labels=["b", "a", "b", "a", ""], train=np.arange(5) < 2)
+    assert named.classes == ("a", "b") and named.labels[0].tolist() == [1, 0, 1, 0, -1]
+    assert named.roles["train"].tolist() == given.roles["train"].tolist()
+    np.testing.assert_array_equal(graph(labels=np.array(LABELS, object)).labels, given.labels)
 
 
 def test_several_graphs_are_filled_up_to_one_size():
