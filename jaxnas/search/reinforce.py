@@ -208,7 +208,7 @@ class Reinforce(Strategy):
 
     def __post_init__(self):
         super().__post_init__()
-        check_methods(self, "policy", ("init", "sample", "evaluate"), "search.SoftmaxPolicy()")
+        check_methods(self, "policy", ("init", "sample", "evaluate"), "search.TransformerPolicy()")
         check_counts(self, "queue", least=0)
         check_counts(self, "steps_per_batch")
         check_numbers(self, "learning_rate", above=0)

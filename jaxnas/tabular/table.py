@@ -207,7 +207,7 @@ def from_arrays(
     for key, objective in objectives.items():
         if key not in values or objective not in ("max", "min"):
             raise ValueError(
-                f"{name}: objectives has {key!r}: {objective!r}; expected max or min by one of {list(values)}."
+                f"{name}: objectives has {key!r}: {objective!r}; expected max or min of {list(values)}."
             )
     classes = np.arange(rows) if classes is None else np.asarray(classes)
     if classes.shape != (rows,) or classes.dtype.kind not in "iu":
