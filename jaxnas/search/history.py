@@ -192,10 +192,10 @@ def _check_settings(recorded: list[Line], settings: Mapping[str, Any], path: Any
 def digest_of(objective: Any) -> str:
     """Returns 16 hexadecimal digits that another objective does not have.
 
-    Of a Python function these count: its name, its code with all constants, its defaults, the numbers and
-    texts of outer scopes that it reads, and the same of the functions of its module that it calls, also
-    within a decorator or `functools.partial`. These do not: other modules, files, arrays and other objects,
-    and what the function itself assigns. Another version of Python may give another digest.
+    Of a Python function these count: its name, code and defaults, the numbers and texts of outer scopes that
+      it
+    reads, and the same of the functions of its module that it calls. Other modules, files and arrays do not.
+    Another version of Python may give another digest.
     """
     inner = _function(objective)
     return files.digest(_described(objective, getattr(inner, "__module__", None), set()))

@@ -56,14 +56,9 @@ def non_dominated_rank(objectives: jax.Array, valid: jax.Array | None = None) ->
 
 @jax.jit
 def crowding_distance(objectives: jax.Array, rank: jax.Array, valid: jax.Array | None = None) -> jax.Array:
-    """Returns how far the neighbors of each point are in its front: more is less crowded.
+    """Returns how far the neighbors of each point are in its front, of `rank` int32 [N]; more is better.
 
     As in Deb et al. (2002, section III-B), but averaged over objectives and not summed, as pymoo does.
-
-    Args:
-      objectives: scores, float [N, M].
-      rank: the front of each point, int32 [N], from `non_dominated_rank`.
-      valid: the rows that count, bool [N]; by default all.
 
     Returns:
       float32 [N]: the gap between the two neighbors as a part of the front's range; infinite at the ends of
@@ -96,10 +91,7 @@ def crowding_distance(objectives: jax.Array, rank: jax.Array, valid: jax.Array |
 
 @jax.jit
 def pareto_front(objectives: jax.Array, valid: jax.Array | None = None) -> jax.Array:
-    """Returns which points no other dominates, bool [N]; equal points are all in the front.
-
-    Memory grows with N, time with its square. See `non_dominated_rank` for the arguments.
-    """
+    """Returns which points no other dominates, bool [N]; equal points are all in the front."""
     scores, usable = _prepare(objectives, valid)
     others = jnp.where(usable[:, None], scores, jnp.nan)
 
@@ -111,22 +103,17 @@ def pareto_front(objectives: jax.Array, valid: jax.Array | None = None) -> jax.A
 
 @jax.jit
 def hypervolume(objectives: jax.Array, reference: jax.Array, valid: jax.Array | None = None) -> jax.Array:
-    """Returns the volume that is dominated by the points and above a reference, float32 [].
+    """Returns the volume that is dominated by the points and above a reference, float [M], float32 [].
 
-    Exact but for rounding: a sweep in O(N log N) for two objectives, O(N^2) for three.
-
-    Args:
-      objectives: scores, float [N, M], with M = 2 or 3.
-      reference: a lower bound, float [M]; points that are not above it in all objectives add 0.
-      valid: the rows that count, bool [N]; by default all.
+    Exact but for rounding: a sweep in O(N log N) for two objectives, O(N^2) for three. Points that are not
+      above
+    the reference in all objectives add 0.
     """
     scores, usable = _prepare(objectives, valid)
     bound = jnp.asarray(reference, jnp.float32)
     if scores.shape[1] not in (2, 3) or bound.shape != scores.shape[1:]:
-        raise ValueError(
-            f"hypervolume: got objectives {list(scores.shape)} and a reference {list(bound.shape)}, expected "
-            "[N, M] and [M] with M of 2 and 3."
-        )
+        given = f"objectives {list(scores.shape)} and a reference {list(bound.shape)}"
+        raise ValueError(f"hypervolume: got {given}, expected [N, M] and [M] with M of 2 and 3.")
     gains = jnp.where(usable[:, None], jnp.maximum(scores - bound[None, :], 0), 0)
     gains = gains[jnp.argsort(-gains[:, 0])]
     x, y = gains[:, 0], gains[:, 1]
@@ -171,13 +158,7 @@ class Survivors:
 
 @dataclasses.dataclass(frozen=True)
 class NSGA2(Strategy):
-    """NSGA-II within bounds: a population spread along the front of several scores.
-
-        state = strategy.init(key)
-        while not strategy.finished(state):
-            archs, state = strategy.ask(state)
-            state = strategy.tell(state, archs, scores_of(archs))  # [population, objectives]
-        archs, scores = strategy.best(state)  # all that no other dominates
+    """NSGA-II within bounds: a population spread along the front of several scores; use as `Strategy`.
 
     The first generation is random. Each later one has children of two parents from binary tournaments by
     front, then by crowding: crossover, which takes each element from either parent, then mutation, which
@@ -242,10 +223,7 @@ class NSGA2(Strategy):
         )
 
     def best(self, state: State) -> tuple[Arch, jax.Array]:
-        """Returns the front: architectures, leading axis F, and scores, float32 [F, objectives], best first.
-
-        On the host, since F is not known before.
-        """
+        """The front: architectures, leading axis F, and scores float32 [F, objectives], the best first."""
         rows = jnp.flatnonzero(pareto_front(state.scores))
         check_best(state, len(rows))
         rows = rows[jnp.argsort(-state.scores[rows, 0])]

@@ -35,9 +35,8 @@ class PredictorGuided(Strategy):
       features: from an architecture to the predictor's inputs, a pytree; traceable.
       acquisition: "expected_improvement" over the predicted means of what was evaluated, "upper_confidence"
         (mean and `confidence` standard deviations) or "thompson" (an independent draw for each candidate).
-      confidence: see above.
-      initial: random architectures at the start, at least 2. Few are best for a Gaussian process, which knows
-        its uncertainty; other predictors need more.
+      initial: random architectures at the start, at least 2; more for other predictors than a Gaussian
+        process.
       batch: how many to ask for at a time.
       pool: architectures to choose from, where only these can be evaluated.
       mutants: candidates made at a time, where the space can't be listed.

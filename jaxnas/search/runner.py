@@ -98,8 +98,8 @@ def run(
       progress: called after each generation.
 
     Raises:
-      ValueError: bounds that no architecture keeps, scores of another shape, only failed evaluations (after
-        20, or at the end), or a history that is damaged or of another search, which stays as it is.
+      ValueError: bounds that no architecture keeps, only failed evaluations (after 20, or at the end), or a
+        history that is damaged or of another search, which stays as it is.
       OSError: before the first evaluation, if the history cannot be written.
     """
     check_search(strategy, evaluate, key, "architectures" if batched else "values")

@@ -52,14 +52,12 @@ def candidates(
     Where the probabilities give too few, more are drawn uniformly, if any are.
 
     Args:
-      space: the search space.
-      logits: architecture parameters, float [..., options] by name.
+      space, logits: as of `argmax`.
       key: of the draws by the probabilities.
       count: how many at most; there are fewer where too few different ones keep the bounds.
       explore: the share drawn uniformly over the options of each decision, from 0 to 1.
       explore_key: of those; by default made of `key`.
-      cost: from an architecture to one number, traceable; needed for bounds.
-      low, high: bounds of the cost; None for no bound.
+      cost, low, high: from an architecture to one number, traceable, and bounds of it; None for none.
       canonical: from an architecture to the one that stands for all that count as equal.
 
     Returns:

@@ -1,12 +1,7 @@
 """Strategies: settings, a state, and how scores enter the state.
 
-Several architectures can be evaluated at a time, where `batch` is 1. Those that are being evaluated are never
-asked for again, and are no parents:
-
-    archs, state = strategy.ask(state)
-    state = begin_evaluation(strategy, state, archs)  # and ask again, as often as there are workers
-    ...
-    state = end_evaluation(strategy, state, archs, scores)  # of any that began, in any order
+Several architectures can be evaluated at a time, where `batch` is 1: after `begin_evaluation` another can be
+asked for, and `end_evaluation` takes the scores in any order. Those that are being evaluated are no parents.
 """
 
 import dataclasses
@@ -220,10 +215,7 @@ class Strategy:
 
 @functools.partial(jax.jit, static_argnums=0)
 def begin_evaluation(strategy: Strategy, state: State, archs: Arch) -> State:
-    """Returns the state in which the architecture that was asked for, leading axis 1, is being evaluated.
-
-    Nothing changes where the state, as `ask` returned it, is not valid.
-    """
+    """Returns the state in which the architecture that was asked for, leading axis 1, is being evaluated."""
     row = jnp.where(state.valid, state.size + state.pending, strategy.evaluations)  # [1]
     return dataclasses.replace(
         state,
