@@ -10,6 +10,7 @@ import dataclasses
 import dis
 import functools
 import inspect
+import itertools
 import json
 import os
 import types
@@ -54,8 +55,7 @@ class History:
     def next(self, generation: int) -> list[Line]:
         """Returns the recorded lines that come next, as far as they are of a generation."""
         rest = self.recorded[len(self.lines) :]
-        count = next((i for i, line in enumerate(rest) if line["generation"] != generation), len(rest))
-        return rest[:count]
+        return list(itertools.takewhile(lambda line: line["generation"] == generation, rest))
 
     def add(self, lines: Sequence[Mapping[str, Any]]) -> None:
         """Compares the lines of a generation with the recorded ones, or appends them to the file."""
@@ -234,12 +234,8 @@ def _described(value: Any, module: str | None, seen: set[types.CodeType]) -> Any
         outer = inspect.getclosurevars(function)
     except ValueError:  # A variable that has no value yet.
         outer = inspect.ClosureVars({}, {}, {}, set())
-    assigned = {
-        step.argval
-        for one in _codes(code)
-        for step in dis.get_instructions(one)
-        if step.opname in ("STORE_DEREF", "STORE_GLOBAL")
-    }
+    steps = itertools.chain.from_iterable(map(dis.get_instructions, _codes(code)))
+    assigned = {step.argval for step in steps if step.opname in ("STORE_DEREF", "STORE_GLOBAL")}
     read = sorted((k, v) for k, v in ({**outer.globals, **outer.nonlocals}).items() if k not in assigned)
     defaults = (*(function.__defaults__ or ()), *sorted((function.__kwdefaults__ or {}).items()))
     documented = code.co_consts[:1] == (function.__doc__,)

@@ -58,10 +58,10 @@ def admit(strategy: Strategy, state: State, batch: Batch, groups: list[Group]) -
     old |= _any_equal(packed, packed, (place[None, :] < place[:, None]) & taken[None, :])
     new = ~old & bounds_lib.feasible(space, strategy.cost, strategy.bounds, codes)
     parts = jnp.split(new, np.cumsum([len(codes) for codes, _ in groups])[:-1])
-    within = [
-        jnp.cumsum(part, dtype=jnp.int32) <= quota for part, (_, quota) in zip(parts, groups, strict=True)
-    ]
-    new = jnp.concatenate([part & kept for part, kept in zip(parts, within, strict=True)])
+    quotas = [quota for _, quota in groups]
+    new = jnp.concatenate(
+        [x & (jnp.cumsum(x, dtype=jnp.int32) <= quota) for x, quota in zip(parts, quotas, strict=True)]
+    )
     new &= jnp.cumsum(new, dtype=jnp.int32) <= _want(strategy, state) - batch.count
     return batch.add(codes, new)
 
@@ -169,13 +169,8 @@ def _relatives(strategy: Strategy, state: State, batch: Batch, key: jax.Array) -
     space = strategy.space
     pick_key, key = jax.random.split(key)
     known = jnp.concatenate([state.seeds, state.codes, batch.codes])
-    used = jnp.concatenate(
-        [
-            jnp.ones(state.seeds.shape[:1], bool),
-            jnp.arange(strategy.evaluations) < state.size,
-            jnp.arange(strategy.batch) < batch.count,
-        ]
-    )
+    evaluated, added = jnp.arange(strategy.evaluations) < state.size, jnp.arange(strategy.batch) < batch.count
+    used = jnp.concatenate([jnp.ones(state.seeds.shape[:1], bool), evaluated, added])
     # Architectures that are known come first, in their order, whatever the capacity of the history is.
     known = known[jnp.argsort(~used, stable=True)]
     rows = jax.random.randint(pick_key, (_candidates(strategy),), 0, jnp.sum(used, dtype=jnp.int32))

@@ -115,7 +115,8 @@ def run(
         if told is None:
             if before is not None:
                 before(state)
-            told = _evaluated(strategy, evaluate, asked, archs, rows, batched)
+            given = jax.tree.map(lambda x, rows=rows: x[rows], archs)
+            told = _evaluated(strategy, evaluate, asked, given, batched)
         whole = [np.zeros((strategy.batch, *x.shape[1:]), np.float32) for x in told]
         for all_rows, x in zip(whole, told, strict=True):
             all_rows[rows] = x
@@ -215,25 +216,19 @@ def _recorded(strategy: Strategy, lines: Sequence[Line], count: int) -> tuple[np
 
 
 def _evaluated(
-    strategy: Strategy,
-    evaluate: Callable[..., Any],
-    asked: State,
-    archs: Arch,
-    rows: np.ndarray,
-    batched: bool,
+    strategy: Strategy, evaluate: Callable[..., Any], asked: State, archs: Arch, batched: bool
 ) -> tuple[np.ndarray, ...]:
-    """The scores of some rows of a batch, float32 [rows, ...], and their seconds, if there are any."""
-    archs = jax.tree.map(lambda x: x[rows], archs)
-    fidelity = () if strategy.fidelities is None else (int(strategy.fidelity(asked)),)
-    lead = (len(rows),) if batched else ()
+    """The scores of n architectures, float32 [n, ...], and their seconds, if there are any."""
     given = [archs] if batched else strategy.space.to_dicts(archs)
+    lead = jax.tree.leaves(archs)[0].shape[:1] if batched else ()
+    shapes, join = (lead + score_shape(strategy), lead), np.concatenate if batched else np.stack
+    fidelity = () if strategy.fidelities is None else (int(strategy.fidelity(asked)),)
     columns = []
     for one in given:
         told = evaluate(one, *fidelity)
         pair = told if fidelity and isinstance(told, tuple) else (told,)
-        shapes = (lead + score_shape(strategy), lead)
         columns.append([_checked(x, shape) for x, shape in zip(pair, shapes, strict=False)])
-    return tuple((np.concatenate if batched else np.stack)(column) for column in zip(*columns, strict=True))
+    return tuple(join(column) for column in zip(*columns, strict=True))
 
 
 def _checked(told: Any, shape: tuple[int, ...]) -> np.ndarray:
