@@ -195,7 +195,8 @@ def falls(evaluate: Callable[[Arch], Any], rows: Arch, what: str) -> np.ndarray:
     """Returns the score of the first soft architecture less those of the others, float64 [n - 1]."""
     scores = np.asarray(evaluate(jax.tree.map(jnp.asarray, rows)), np.float64)
     if not np.isfinite(scores).all():
-        raise ValueError(f"The scores of {what} with all options, and without each, are {scores.tolist()}.")
+        without, whole = scores[1:].tolist(), scores[0]
+        raise ValueError(f"The scores of {what} without each option are {without}, with all {whole}.")
     return scores[0] - scores[1:]
 
 
@@ -227,7 +228,7 @@ def pruning(
     name, choice = next(iter(space.choices.items()))
     if len(space) > 1 or choice.length is None or choice.per_position is not None:
         raise ValueError(
-            f"pruning takes one decision, repeated, with the same options everywhere; got {space}."
+            f"pruning takes one decision that is repeated, with the same options everywhere; got {space}."
         )
     soft = np.asarray(weights[name], np.float32).copy()
     named = {(p, o): [p, option] for p in range(choice.length) for o, option in enumerate(choice.options)}
