@@ -23,15 +23,13 @@ from threadpoolctl import threadpool_limits
 
 from jaxnas import files, predictors, tabular
 from jaxnas.experiments import binary, strategies
-from jaxnas.predictors.transformer import Start
 
 _DATA = flags.DEFINE_string("data_dir", None, "Where the tables are; by default $JAXNAS_DATA.")
 _TABLE = flags.DEFINE_enum("table", "nasbench201", tabular.names(), "Table.")
 _PREDICTORS = flags.DEFINE_list(
     "predictors",
     ["gp", "mlp", "transformer", "transformer_tokens"],
-    "Of gp, gp_decisions (one-hot decisions), mlp, transformer, transformer_tokens (no path counts), "
-    "transformer_supervised (trained on accuracies, no path counts), transformer_plain (not pretrained).",
+    "Of gp, gp_decisions (one-hot decisions), mlp, transformer, transformer_tokens (no path counts).",
 )
 _SIZES = flags.DEFINE_list("sizes", ["78", "156", "469", "781"], "Training sizes.")
 _DRAWS = flags.DEFINE_integer("draws", 10, "Training sets per size.")
@@ -97,18 +95,6 @@ def make(name: str, table: Table) -> tuple[Any, Any]:
         return predictors.GaussianProcess(), table["inputs"]["decisions"]
     if name == "mlp":
         return predictors.MlpEnsemble(), table["inputs"]["features"]
-    if name == "transformer_plain":
-        plain = predictors.SupervisedTransformer(table["kinds"], table["places"], structure=False)
-        return plain, table["inputs"]
-    if name == "transformer_supervised":
-        teacher = predictors.TransformerPredictor(
-            table["kinds"], table["places"], steps=_STEPS.value, members=3
-        )
-        start = Start(jax.jit(teacher.pretrain)(jax.random.key(0), table["inputs"]))
-        predictor = predictors.SupervisedTransformer(
-            table["kinds"], table["places"], start=start, structure=False
-        )
-        return predictor, table["inputs"]
     predictor = predictors.TransformerPredictor(
         table["kinds"], table["places"], steps=_STEPS.value, structure=name == "transformer"
     )

@@ -7,6 +7,8 @@ import math
 import operator
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 
@@ -106,3 +108,11 @@ def _expected(kind: str, bounds: dict[str, float | None], none: bool) -> str:
     """As "a number of at least 0 and below 1, or None"."""
     words = " and ".join(f"{word} {bound}" for word, bound in bounds.items() if bound is not None)
     return f"{kind} {words}".replace(" and of ", " and ").strip() + (", or None" if none else "")
+
+
+def check_key(what: str, key: Any) -> None:
+    """Checks that a key is one typed key; raises TypeError."""
+    typed = isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+    if not typed or key.shape:
+        given = jax.typeof(key) if isinstance(key, jax.Array) else repr(key)
+        raise TypeError(f"{what}: key is {given}, expected one typed key, such as jax.random.key(0).")

@@ -8,7 +8,7 @@ import zipfile
 import numpy as np
 import pytest
 
-from jaxnas import data
+from jaxnas.data.text import load_text
 from tools import convert_data
 
 WORDS = "the of and in to a was The on as for with by is 's @-@ \u2013 Senj\u014d <unk> , ; ( )".split()
@@ -67,7 +67,7 @@ def text_root(tmp_path_factory):
 @pytest.fixture(scope="module")
 def corpus(text_files, text_root):
     convert_data.convert("wikitext2", text_files, text_root)
-    return data.load_text("wikitext2", data_dir=text_root)
+    return load_text("wikitext2", data_dir=text_root)
 
 
 def prepare_examples(folder, features, **splits):

@@ -11,18 +11,18 @@ import refusals
 from small_tasks import task_of
 
 from jaxnas import Choice, Space, predictors, recipes, runs, search, tasks, training
+from jaxnas.predictors import features
 from jaxnas.recipes.relaxations import softmax
 from jaxnas.runs.methods import METHODS
+from jaxnas.search import reinforce
 
 SPACE = {"space": Space(digit=Choice(*range(10)).repeat(4))}
-TOKENS = {"kinds": 3, "places": 3}
 NEEDED = {  # what a class cannot be made without, beside the space of a strategy
     training.Training: {"steps": 10},
     search.PredictorGuided: {**SPACE, "predictor": predictors.GaussianProcess(), "features": dict},
-    predictors.ChainCell: {"nodes": 2, "operations": 3},
-    predictors.EdgeCell: {"edges": ((0, 1),), "operations": 3},
-    predictors.SupervisedTransformer: TOKENS,
-    predictors.TransformerPredictor: TOKENS,
+    features.ChainCell: {"nodes": 2, "operations": 3},
+    features.EdgeCell: {"edges": ((0, 1),), "operations": 3},
+    predictors.TransformerPredictor: {"kinds": 3, "places": 3},
     tasks.Graphs: {"data": "cora"},
     tasks.Images: {"data": "digits"},
     tasks.Language: {"data": "enwik8", "length": 8},
@@ -51,7 +51,12 @@ def number_fields(cls):
 
 
 PUBLIC = [
-    vars(one)[name] for one in (recipes, training, search, predictors, tasks, runs) for name in one.__all__
+    *(
+        vars(one)[name]
+        for one in (recipes, training, search, predictors, tasks, runs)
+        for name in one.__all__
+    ),
+    *(features.ChainCell, features.EdgeCell, reinforce.SoftmaxPolicy),
 ]
 CLASSES = [cls for cls in PUBLIC if isinstance(cls, type) and dataclasses.is_dataclass(cls)]
 SETTINGS = [cls for cls in CLASSES if number_fields(cls) and cls not in NO_SETTINGS]

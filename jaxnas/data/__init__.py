@@ -1,21 +1,19 @@
-"""Images, texts, graphs and rows of numbers in roles, and the augmentation of images."""
+"""Images, texts, graphs and rows of numbers in roles; `data.augment` has the augmentation of images."""
 
-from jaxnas.data import augment
+from jaxnas.data import augment as augment
 from jaxnas.data.expressions import ListOps
-from jaxnas.data.graphs import from_graph, from_graphs, load_graph
-from jaxnas.data.images import from_arrays, load
-from jaxnas.data.pictures import from_folder
-from jaxnas.data.sentences import from_texts, from_tsv, load_sentences
+from jaxnas.data.graphs import from_graph, from_graphs
+from jaxnas.data.images import from_arrays, from_folder
+from jaxnas.data.sentences import from_texts, from_tsv
 from jaxnas.data.splits import HeldOut
 from jaxnas.data.tables import from_table
-from jaxnas.data.text import from_text, load_text
+from jaxnas.data.text import from_text
 from jaxnas.data.vocabulary import Encoding
 
 __all__ = [
     "Encoding",
     "HeldOut",
     "ListOps",
-    "augment",
     "from_arrays",
     "from_folder",
     "from_graph",
@@ -24,8 +22,4 @@ __all__ = [
     "from_text",
     "from_texts",
     "from_tsv",
-    "load",
-    "load_graph",
-    "load_sentences",
-    "load_text",
 ]

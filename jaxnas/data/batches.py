@@ -7,8 +7,8 @@ from collections.abc import Callable
 import numpy as np
 
 from jaxnas.checks import check_counts
-from jaxnas.data.encoded import ATTEMPTS
-from jaxnas.data.splits import SourceImages, Split, permutation, uniform
+from jaxnas.data.encoded import ATTEMPTS, SourceImages
+from jaxnas.data.splits import Split, permutation, uniform
 from jaxnas.data.text import Stream
 
 _CROPS = 2**62  # The stream of random boxes of images.
@@ -19,8 +19,7 @@ _SHUFFLES = 2**63  # The streams of the order of batches; those of the order of 
 class Batches:
     """The batches of a training run; `at(step)` depends only on these fields and the step.
 
-    So a resumed run needs no saved state of its data. Every epoch has its own order and takes each example at
-    most once (exactly once if the batch size divides the split), but for `repeats`.
+    Every epoch has its own order and takes each example at most once, but for `repeats`.
 
     Args:
       split: the examples.
@@ -34,10 +33,6 @@ class Batches:
       lengths: of batches of sequences, increasing; the last holds all sequences of the split, which has a
         "mask". Each batch but a few has examples of about one length, and is cut behind the longest of them.
         None to batch examples as they come, at full length.
-
-    Raises:
-      ValueError: a batch larger than the split, or not divisible by the shards; a sequence longer than all
-        lengths.
     """
 
     split: Split
@@ -60,10 +55,7 @@ class Batches:
         return len(self.split) // self.batch_size
 
     def at(self, step: int) -> dict[str, np.ndarray]:
-        """Returns this process's part of the batch of a step.
-
-        Args:
-          step: from 0; epoch `step // steps_per_epoch`.
+        """Returns this process's part of the batch of a step, from 0.
 
         Returns:
           The inputs of the split by name, as {"image": uint8 [b, H, W, C]}, and "label": int32 [b],
@@ -75,8 +67,7 @@ class Batches:
             images = self.split.images
             assert isinstance(images, SourceImages)
             draws = np.stack([self.draws(step, place) for place in places])
-            cropped = images.source.decoded(images.rows[own].tolist(), draws, self.crop_scale)
-            return {"image": cropped, "label": self.split.labels[own]}
+            return {"image": images.decoded(own, draws, self.crop_scale), "label": self.split.labels[own]}
         batch = self.split.take(own)
         if self.lengths is None:
             return batch
@@ -119,9 +110,7 @@ class Batches:
 def check_shards(batch_size: int, shard: tuple[int, int]) -> None:
     """Raises a ValueError for a batch that processes cannot share equally."""
     if batch_size % shard[1]:
-        raise ValueError(
-            f"a batch of {batch_size} cannot be shared by {shard[1]} processes; choose a multiple."
-        )
+        raise ValueError(f"a batch of {batch_size} cannot be shared by {shard[1]} processes.")
 
 
 def _part(rows: np.ndarray, shard: tuple[int, int]) -> np.ndarray:
@@ -134,8 +123,6 @@ def _part(rows: np.ndarray, shard: tuple[int, int]) -> np.ndarray:
 def evaluation_batches(split: Split, batch_size: int, limit: int | None = None) -> dict[str, np.ndarray]:
     """Returns a whole split, or `limit` batches of it, in batches of one shape, for `lax.scan` or `lax.map`.
 
-    The mean of a quantity q over the split is exactly `sum(q * weight) / sum(weight)`.
-
     Returns:
       The inputs of the split by name, as {"image": uint8 [m, B, H, W, C]}, "label": int32 [m, B] and
       "weight": float32 [m, B], 1, or 0 for padding.
@@ -146,13 +133,10 @@ def evaluation_batches(split: Split, batch_size: int, limit: int | None = None) 
 
 
 def evaluation_rows(n: int, batch_size: int, limit: int | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """Returns which of n examples an evaluation takes, in m = ceil(n / B) batches of one shape or `limit`.
+    """Returns which of n examples an evaluation takes, int64 [m, B], and whether each counts, bool [m, B].
 
-    Under a limit a fixed random part is drawn, since the first examples of a file are often all of one class.
-
-    Returns:
-      (rows int64 [m, B], counts bool [m, B]): examples in increasing order, and whether each counts. Padding
-      repeats the first one.
+    These are all in order, or a fixed random part under a limit, since the first examples of a file are often
+    all of one class. Padding repeats the first one.
     """
     taken, m = np.arange(n), -(-n // batch_size)
     if limit is not None and limit < m:
@@ -166,9 +150,8 @@ def evaluation_rows(n: int, batch_size: int, limit: int | None = None) -> tuple[
 class ContiguousBatches:
     """Batches for a recurrent model: row r continues in the next batch where it stopped.
 
-    `at(step)` depends only on these fields and the step. Of a stream of n tokens, the first n - 1 are cut
-    into `batch_size` rows of `(n - 1) // batch_size`; the rest of a row after `steps_per_epoch` pieces of
-    `length` is not used.
+    Of a stream of n tokens, the first n - 1 are cut into `batch_size` rows of `(n - 1) // batch_size`; the
+    rest of a row after `steps_per_epoch` pieces of `length` is not used.
 
     Args:
       stream: n tokens.
@@ -177,9 +160,6 @@ class ContiguousBatches:
       shard: (index, count): this process takes the index-th of count equal parts of the rows.
       seed: from 0 to 2**64 - 1: each epoch starts at a random place of the stream and continues at its
         beginning when it comes to its end.
-
-    Raises:
-      ValueError: more tokens in a batch than the stream has, or a batch not divisible by the shards.
     """
 
     stream: Stream
@@ -192,9 +172,8 @@ class ContiguousBatches:
         n = len(self.stream)
         if self.batch_size * self.length > n - 1:
             raise ValueError(
-                f"{self.batch_size} rows of {self.length} tokens and the next one are "
-                f"{self.batch_size * self.length + 1} tokens, and the {self.stream.role!r} stream has {n}; "
-                f"{self.batch_size} rows of {(n - 1) // self.batch_size} would fit."
+                f"{self.batch_size} rows of {self.length} tokens are more than the {n - 1} of the "
+                f"{self.stream.role!r} stream; rows of {(n - 1) // self.batch_size} would fit."
             )
         check_shards(self.batch_size, self.shard)
 
@@ -204,10 +183,7 @@ class ContiguousBatches:
         return (len(self.stream) - 1) // self.batch_size // self.length
 
     def at(self, step: int) -> dict[str, np.ndarray]:
-        """Returns this process's part of the batch of a step.
-
-        Args:
-          step: from 0; epoch `step // steps_per_epoch`.
+        """Returns this process's part of the batch of a step, from 0.
 
         Returns:
           {"tokens": int32 [b, T], "targets": int32 [b, T], the token after each of them,
@@ -217,7 +193,6 @@ class ContiguousBatches:
         """
         epoch, position = divmod(int(step), self.steps_per_epoch)
         n, rows = len(self.stream), _part(np.arange(self.batch_size), self.shard)
-        # NumPy promises stable raw bits of a bit generator, but not of Generator.integers.
         bits = np.random.Philox(key=np.array([self.seed, epoch], np.uint64))
         starts = rows * ((n - 1) // self.batch_size) + position * self.length + int(bits.random_raw()) % n
         places = starts[:, None] + np.arange(self.length + 1)
@@ -236,22 +211,13 @@ class ContiguousBatches:
 def evaluation_streams(stream: Stream, batch_size: int, length: int) -> dict[str, np.ndarray]:
     """Returns a whole text in batches of one shape, for a `lax.scan` that carries the memory.
 
-    Every token but the first is a target of weight 1 exactly once, and padding has weight 0: the perplexity
-    is exactly `exp(sum(nats * weight) / sum(weight))`. Row r continues in the next batch where it stopped;
-    with one row, a model sees all that is before a target.
-
-    Args:
-      stream: n tokens.
-      batch_size: B, rows of (n - 1) / B targets, rounded up.
-      length: T.
+    Every token but the first is a target of weight 1 exactly once, and padding has weight 0. Row r continues
+    in the next batch where it stopped.
 
     Returns:
       {"tokens", "targets", "documents": int32 [m, B, T], as of `ContiguousBatches`,
       "weight": float32 [m, B, T], "first": bool [m, B], True in the first batch}, with
-      m = ceil(ceil((n - 1) / B) / T).
-
-    Raises:
-      ValueError: a stream of one token.
+      m = ceil(ceil((n - 1) / B) / T), where n is the length of the stream.
     """
     targets = len(stream) - 1
     if not targets:

@@ -1,8 +1,7 @@
 """Images that stay encoded, each of its own size, until a batch needs them.
 
 Worker processes receive the bytes of files and return pixels of one size, so an image in a batch depends only
-on its file and the numbers drawn for it. Where files lie and who decodes them may change when a run resumes,
-so a run does not record these (`described`).
+on its file and the numbers drawn for it. A run does not record where files lie (`described`).
 """
 
 import collections
@@ -37,15 +36,10 @@ Box = tuple[float, float, float, float]  # left, top, right, bottom
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Files:
-    """The bytes of image files of this machine, by number.
-
-    Args:
-      root: the folder that they are in.
-      paths: of the files, relative to it.
-    """
+    """The bytes of image files of this machine, by number."""
 
     root: pathlib.Path
-    paths: Sequence[str]
+    paths: Sequence[str]  # relative to it
 
     def described(self) -> dict[str, Any]:
         """The record of them in a run."""
@@ -62,15 +56,10 @@ class Files:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Prepared:
-    """The bytes of the images of a part of a data set that TFDS prepared, by number.
+    """The bytes of the images of a part of a data set that TFDS prepared, by number."""
 
-    Args:
-      source: of TFDS, which gives examples with "image" as bytes.
-      what: the part, for messages.
-    """
-
-    source: Any
-    what: str
+    source: Any  # of TFDS, which gives examples with "image" as bytes
+    what: str  # the part, for messages
 
     def described(self) -> dict[str, Any]:
         """The record of them in a run."""
@@ -88,34 +77,54 @@ class Prepared:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Decoder:
-    """A source of images of one size, decoded by worker processes.
+class SourceImages:
+    """Images of one size, decoded on demand: indexing by an int array [b] gives uint8 [b, H, W, C].
 
-    As the source of `SourceImages` it gives images for evaluation: a sixteenth is cut off at each side, and
-    the largest box in the middle of the rest is scaled to the size, which is the usual resizing to 256 and
-    cropping to 224.
+    These are for evaluation: a sixteenth is cut off at each side, and the largest box in the middle of the
+      rest
+    is scaled to the size, which is the usual resizing to 256 and cropping to 224.
 
     Args:
       records: encoded images of any size.
-      shape: (H, W, C) of the decoded images; C is 3 for colors, 1 for gray.
+      size: (H, W, C) of the decoded images; C is 3 for colors, 1 for gray.
+      rows: int64 [n], which of the records they are.
       pool: of processes that decode, see `decoding_pool`; None to decode in this one.
     """
 
     records: Files | Prepared
-    shape: tuple[int, int, int]
+    size: tuple[int, int, int]
+    rows: np.ndarray
     pool: concurrent.futures.Executor | None = None
 
-    def described(self) -> dict[str, Any]:
-        """The record of it in a run."""
-        return {"type": "Decoder", "records": self.records, "shape": self.shape}
+    dtype = np.dtype(np.uint8)
+    ndim = 4
 
-    def decoded(self, rows: Sequence[int], draws: np.ndarray | None = None, scale: float = 0.0) -> np.ndarray:
-        """Decodes b records to uint8 [b, H, W, C]; draws and scale as of `decode`, [b, ATTEMPTS, 4]."""
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """[n, H, W, C]."""
+        return (len(self.rows), *self.size)
+
+    def described(self) -> dict[str, Any]:
+        """The record of them in a run."""
+        source = {"type": "Decoder", "records": self.records, "shape": self.size}
+        return {"type": "SourceImages", "source": source, "rows": self.rows}
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: np.ndarray | slice) -> np.ndarray:
+        return self.decoded(index)
+
+    def decoded(
+        self, index: np.ndarray | slice, draws: np.ndarray | None = None, scale: float = 0.0
+    ) -> np.ndarray:
+        """Decodes b of the images to uint8 [b, H, W, C]; draws and scale as of `decode`, [b, ATTEMPTS, 4]."""
+        rows = self.rows[index].tolist()
         drawn = [None] * len(rows) if draws is None else list(draws)
         chunks = [slice(start, start + _CHUNK) for start in range(0, len(rows), _CHUNK)]
         # The next files are read while the first ones are decoded.
-        given = ((self.records.__getitems__(rows[c]), drawn[c], scale, self.shape) for c in chunks)
-        out = np.empty((len(rows), *self.shape), np.uint8)
+        given = ((self.records.__getitems__(rows[c]), drawn[c], scale, self.size) for c in chunks)
+        out = np.empty((len(rows), *self.size), np.uint8)
         try:
             images = itertools.chain.from_iterable(_in_turn(self.pool, given))
             for i, image in enumerate(images):
@@ -125,8 +134,8 @@ class Decoder:
                 out[i] = image
         except BrokenProcessPool as error:
             raise RuntimeError(
-                "A process that decodes images was killed, perhaps out of memory; or the script that started "
-                "it does its work on import: put that under `if __name__ == '__main__':`, or set workers=0."
+                "A process that decodes images was killed, perhaps out of memory, or by a script that works "
+                "on import: put that under `if __name__ == '__main__':`, or set workers=0."
             ) from error
         return out
 
@@ -168,16 +177,12 @@ def decode_all(
 def decode(
     encoded: bytes, shape: tuple[int, int, int], draws: np.ndarray | None = None, scale: float = 0.08
 ) -> np.ndarray:
-    """Decodes an image to a size, by Pillow's bicubic filter.
+    """Decodes a file to uint8 [H, W, C], by Pillow's bicubic filter; turned as its EXIF data say.
 
     Args:
-      encoded: the content of a file in any format that Pillow reads; turned as its EXIF data say.
+      encoded: the content of a file in any format that Pillow reads.
       shape: (H, W, C), C = 1 or 3.
-      draws: float64 [ATTEMPTS, 4] of a random box, see `random_box`; None for the middle of the image.
-      scale: of the random box.
-
-    Returns:
-      uint8 [H, W, C].
+      draws, scale: of a random box, see `random_box`; None for the middle of the image.
     """
     height, width, channels = shape
     with Image.open(io.BytesIO(encoded)) as file:
@@ -202,13 +207,12 @@ def decode(
 def random_box(width: int, height: int, draws: np.ndarray, scale: float) -> Box:
     """The box of a random resized crop (Szegedy et al. 2015, section 6), as torchvision draws it.
 
+    The first that lies in the image, in whole pixels; if none does, the largest in its middle.
+
     Args:
       width, height: of the image, in pixels.
       draws: float64 [ATTEMPTS, 4], random numbers in [0, 1): each row is an area, a shape and a place.
       scale: smallest share of the area; the largest is 1. Width / height is from 3/4 to 4/3.
-
-    Returns:
-      The first box that lies in the image, in whole pixels; if none does, the largest in its middle.
     """
     low, high = 3 / 4, 4 / 3
     for area, shape, x, y in draws.tolist():

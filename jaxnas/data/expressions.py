@@ -63,9 +63,6 @@ def listops(rule: ListOps) -> Sentences:
 
     Each split has its own random stream, so that more training examples leave the others unchanged. The
     search split is a development part, which monitors a retraining.
-
-    Raises:
-      ValueError: there are too few different expressions of this rule.
     """
     sizes = {"test": rule.test_examples, "search": rule.search_examples, "train": rule.examples}
     splits, seen, counts = {}, set(), np.zeros(len(SYMBOLS), np.int64)
@@ -106,8 +103,7 @@ def different(rule: ListOps, stream: int, count: int, seen: set[bytes]) -> Itera
         vain = vain + 1 if found == before else 0
     raise ValueError(
         f"ListOps: after {found:,} of {count:,} expressions, {_PATIENCE * _TREES:,} trees had no new one "
-        f"with more than {rule.min_length} and fewer than {rule.max_length} tokens; ask for fewer examples, "
-        "or choose other lengths, a larger max_depth or max_args."
+        f"with more than {rule.min_length} and fewer than {rule.max_length} tokens; ask for fewer examples."
     )
 
 

@@ -12,7 +12,7 @@ import scipy.sparse
 
 from jaxnas import files
 from jaxnas.checks import check_flags
-from jaxnas.data.prepared import data_root
+from jaxnas.data.source_files import data_root
 from jaxnas.data.splits import ROLES, as_labels, check_classes, check_role, number_labels, read_only
 
 NAMES = ("cora", "citeseer", "pubmed")
@@ -23,9 +23,8 @@ _SPLIT = {"train": "idx_train", "search": "idx_val", "test": "idx_test"}
 class Graphs:
     """G graphs, padded to N nodes and E directed edges each.
 
-    An edge leads from a source to a target, and an undirected edge is two. No edge is there twice, and none
-    leads from a node to itself: operations add those. Roles are of nodes of one graph (transductive), or of
-    whole graphs (inductive).
+    An undirected edge is two. No edge is there twice, and none leads from a node to itself: operations add
+    those. Roles are of nodes of one graph (transductive), or of whole graphs (inductive).
 
     Args:
       name: of the data.
@@ -36,9 +35,6 @@ class Graphs:
       node_mask: bool [G, N], likewise.
       labels: int32 [G, N], -1 for a node without a label.
       roles: bool [G, N] by role; no node has two, and nodes without a label have none.
-
-    Raises:
-      ValueError: roles that overlap, are empty or have unlabeled nodes; a class without a training node.
     """
 
     name: str
@@ -114,7 +110,6 @@ def from_graph(
     """Makes the data of one graph whose nodes have roles (transductive).
 
         given = data.from_graph(features, edges, labels, train=range(60), search=range(60, 90), test=rest)
-        task = tasks.Graphs(data=given)
 
     Args:
       features: of the nodes, numbers [N, F].
@@ -126,10 +121,6 @@ def from_graph(
       name: of the data.
       classes: names of the labels in the order of their numbers; by default the strings that occur, in
         alphabetical order, or the numbers themselves.
-
-    Raises:
-      ValueError: shapes or dtypes that do not fit each other, non-finite features, edges out of the graph, or
-        as `Graphs`.
     """
     given = {"train": train, "search": search, "validation": validation, "test": test}
     graph = _Graph.make("from_graph", features, edges, labels, undirected)
@@ -150,15 +141,10 @@ def from_graphs(
 ) -> Graphs:
     """Makes the data of several graphs, each of one role (inductive).
 
-        given = data.from_graphs(train=[(features, edges, labels), ...], search=[...], test=[...])
-
     Args:
-      train, search, validation, test: graphs of the roles, each as the first arguments of `from_graph`. Nodes
-        without a label have no role.
+      train, search, validation, test: graphs of the roles, each (features, edges, labels) as of `from_graph`.
+        Nodes without a label have no role.
       undirected, name, classes: as of `from_graph`.
-
-    Raises:
-      ValueError: as `from_graph`, or graphs with different numbers of features.
     """
     given = {"train": train, "search": search, "validation": validation, "test": test}
     owners = [role for role, items in given.items() for _ in items]
@@ -180,8 +166,7 @@ def from_graphs(
 def load_graph(name: str, *, data_dir: str | os.PathLike | None = None) -> Graphs:
     """Reads a citation network with its public split (Yang et al., ICML 2016, section 4.1).
 
-    Nodes are papers, and features their words. 20 nodes of each class are trained on; the 500 nodes
-    that are usually for validation have the role "search"; 1,000 are for the test.
+    The 500 nodes that are usually for validation have the role "search".
 
     Args:
       name: "cora", "citeseer" or "pubmed".
@@ -189,22 +174,15 @@ def load_graph(name: str, *, data_dir: str | os.PathLike | None = None) -> Graph
         file has the features as a CSR matrix (`feat_indptr`, `feat_indices`, `feat_data`, which is one number
         where all are equal, and `feat_shape`), `edges` int [E, 2], `labels` int [N] with -1 for none, and the
         nodes of the split, `idx_train`, `idx_val` and `idx_test`.
-
-    Raises:
-      FileNotFoundError: no such file.
-      ValueError: another name, or a file that does not hold this.
     """
     if name not in NAMES:
-        raise ValueError(
-            f"unknown graph {name!r}, expected one of {', '.join(NAMES)}, or data.from_graph(...)."
-        )
+        raise ValueError(f"unknown graph {name!r}, expected one of {', '.join(NAMES)}.")
     folder = data_root(data_dir)
     paths = [folder / f"{name}.npz", folder / "planetoid" / f"{name}.npz"]
     path = next((path for path in paths if path.is_file()), None)
     if path is None:
         raise FileNotFoundError(
-            f"{name} needs a file of arrays; looked for {paths[0]} and {paths[1]}. Give its folder as "
-            "data_dir."
+            f"{name} needs a file, {paths[0]} or {paths[1]}; give its folder as data_dir."
         )
     arrays = files.read_arrays(path)
     try:
@@ -235,28 +213,23 @@ class _Graph(NamedTuple):
         features, edges, labels = np.asarray(features), np.asarray(edges), as_labels(labels)
         if features.ndim != 2 or features.dtype.kind not in "biuf" or not features.size:
             raise ValueError(
-                f"{what}: features are {features.dtype}{list(features.shape)}; expected numbers [nodes, "
-                "features], and of a sparse matrix those of its toarray()."
+                f"{what}: features are {features.dtype}{list(features.shape)}; expected [nodes, features]."
             )
         features = features.astype(np.float32)
         if bad := int(np.sum(~np.isfinite(features).all(axis=1))):
             raise ValueError(f"{what}: the features of {bad:,} nodes are not finite numbers of float32.")
         count = len(features)
         if labels.shape != (count,):
-            raise ValueError(
-                f"{what}: labels are {list(labels.shape)}; expected one for each of {count:,} nodes."
-            )
+            raise ValueError(f"{what}: labels are {list(labels.shape)}; expected [{count}].")
         if not edges.size:  # A graph without edges, as an empty list is one.
             edges = np.zeros((0, 2), np.int64)
         if edges.ndim != 2 or edges.shape[1] != 2 or edges.dtype.kind not in "iu":
             raise ValueError(
-                f"{what}: edges are {edges.dtype}{list(edges.shape)}; expected integers [edges, 2], a row "
-                "for each edge."
+                f"{what}: edges are {edges.dtype}{list(edges.shape)}; expected integers [edges, 2]."
             )
         if ((edges < 0) | (edges >= count)).any():
             raise ValueError(
-                f"{what}: edges lead from {edges.min()} to {edges.max()}; nodes are numbered from 0 to "
-                f"{count - 1}."
+                f"{what}: edges lead from {edges.min()} to {edges.max()}; nodes are 0 to {count - 1}."
             )
         edges = edges[edges[:, 0] != edges[:, 1]].astype(np.int64)
         if undirected:

@@ -1,28 +1,32 @@
-"""Images with labels: data sets by name, and arrays of a user."""
+"""Images with labels: data sets by name, and arrays and folders of a user."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 import os
-from collections.abc import Mapping, Sequence
+import pathlib
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from absl import logging
+from PIL import Image, ImageOps
 
 from jaxnas import files
-from jaxnas.data.encoded import Decoder, Prepared, decoding_pool
-from jaxnas.data.prepared import check_prepared, class_names, examples, open_prepared, reading
+from jaxnas.checks import check_flags
+from jaxnas.data.encoded import UNREADABLE, Files, Prepared, SourceImages, decoding_pool
+from jaxnas.data.source_files import check_prepared, class_names, examples, local_copy, open_prepared, reading
 from jaxnas.data.splits import (
     HeldOut,
     Labeled,
-    SourceImages,
     make_splits,
     number_labels,
     permutation,
     select,
+    some,
     stratified,
 )
 
@@ -30,22 +34,22 @@ _CHUNK = 256  # Examples read at a time where all of a split are gone through.
 _SAMPLE = 2048  # Images that the moments are estimated from, where each has to be decoded.
 # The mean and standard deviation of each channel that networks for ImageNet are trained with, from 0 to 255.
 _IMAGENET = 255 * np.array([[0.485, 0.456, 0.406], [0.229, 0.224, 0.225]], np.float32)
+# What folders of roles are called, in capital letters or small ones.
+_ROLES = dict(train="train", training="train", search="search", test="test", testing="test")
+_ROLES |= dict(validation="validation", val="validation", valid="validation")
+_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
+_BYTES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")  # Pillow's modes of 8 bits a channel
+_GRAY = {"1", "L", "LA"}
+
+Found = dict[str, tuple[list[pathlib.Path], list[int]]]  # files and labels by role
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Dataset(Labeled):
-    """Images with labels, in disjoint splits of numbers [n, H, W, C]; see `Labeled`.
+    """Images with labels, in disjoint splits of numbers [n, H, W, C]; see `Labeled`."""
 
-    Args:
-      mean: float32 [C], over `train` alone, in the units of the stored values.
-      std: float32 [C], likewise; 1 for a channel that is constant.
-
-    Raises:
-      ValueError: images of another shape or dtype than those of `train`, or as `Labeled`.
-    """
-
-    mean: np.ndarray
-    std: np.ndarray
+    mean: np.ndarray  # float32 [C], over `train` alone, in the units of the stored values
+    std: np.ndarray  # float32 [C], likewise; 1 for a channel that is constant
 
     def __post_init__(self):
         super().__post_init__()
@@ -54,8 +58,8 @@ class Dataset(Labeled):
             images = split.images
             if images.ndim != 4 or images.dtype.kind not in "iuf" or images.shape[1:] != train.shape[1:]:
                 raise ValueError(
-                    f"{self.name}: images to {role} are {images.dtype}{list(images.shape)}, and those to "
-                    f"train on {train.dtype}{list(train.shape)}; expected numbers [n, H, W, C] of one size."
+                    f"{self.name}: images to {role} are {images.dtype}{list(images.shape)}, those to train "
+                    f"on {train.dtype}{list(train.shape)}; expected numbers [n, H, W, C] of one size."
                 )
 
     @property
@@ -79,20 +83,14 @@ def load(
     with features "image" (uint8) and "label", prepared as array_record by `tools.convert_data` or by TFDS.
     The test is on its part "test", or "validation" if it has none, and for "imagenet2012".
 
-    Images of many sizes are decoded on demand to `image_size` by worker processes, see `Decoder`.
-
     Args:
       name: TFDS name, also with config and version as in "name/config:1.0.0".
       data_dir: of prepared data; None is TFDS's own default, ~/tensorflow_datasets. gs://bucket/folder is
-        copied to this machine once, see `prepared.local_copy`.
+        copied to this machine once, see `source_files.local_copy`.
       search_fraction: share of the official training part that becomes `search`, stratified.
       seed: of the search split.
-      image_size: height and width in pixels to which images of many sizes are decoded.
+      image_size: height and width in pixels to which images of many sizes are decoded; see `SourceImages`.
       workers: processes that decode; 0 for none, None for as many as there are processors.
-
-    Raises:
-      FileNotFoundError: the dataset is not prepared.
-      ValueError: a dataset without such images, or a share that leaves nothing to train on.
     """
     held_out, imagenet = HeldOut(search=search_fraction, seed=seed), name.startswith("imagenet2012")
     if name == "digits":
@@ -129,10 +127,7 @@ def _image_shape(name: str, shape: Sequence[Any], dtype: Any, size: int | None) 
     if len(shape) != 3 or dtype != np.uint8 or shape[2] not in ((1, 3) if many else (1, 2, 3, 4)):
         raise ValueError(f"{name} has images {dtype}{list(shape)}; expected uint8 [H, W, C].")
     if many == (size is None):
-        raise ValueError(
-            f"{name} has images {list(shape)}, and image_size is {size}. It is for images of many sizes, "
-            "which need one, as image_size=224."
-        )
+        raise ValueError(f"{name} has images {list(shape)}, and image_size is {size}; it is for many sizes.")
     height, width = shape[:2] if size is None else (size, size)
     return height, width, shape[2]
 
@@ -149,10 +144,7 @@ def _read(builder: Any, split: str, image_shape: tuple[int, int, int]) -> tuple[
 def _encoded(
     builder: Any, split: str, image_shape: tuple[int, int, int], pool: Any
 ) -> tuple[SourceImages, np.ndarray]:
-    """The images of a part of a data set, to be decoded on demand, and the labels int32 [n].
-
-    Labels are gathered from all records the first time, and then kept beside these.
-    """
+    """The images of a part of a data set, and the labels int32 [n], which are kept beside the records."""
     import tensorflow_datasets as tfds
 
     encoded = {"decoders": {"image": tfds.decode.SkipDecoding()}}
@@ -169,17 +161,14 @@ def _encoded(
             files.write_arrays(kept, {"labels": labels})
         except OSError as error:
             logging.warning("%s cannot be kept, and labels are gathered again next time: %s", kept, error)
-    decoder = Decoder(Prepared(source, f"the {split} part of {builder.name}"), image_shape, pool)
-    return SourceImages(decoder, np.arange(n)), labels
+    records = Prepared(source, f"the {split} part of {builder.name}")
+    return SourceImages(records, image_shape, np.arange(n), pool), labels
 
 
 def moments(images: np.ndarray | SourceImages, what: str) -> tuple[np.ndarray, np.ndarray]:
     """Returns mean and standard deviation of each channel, float32 [C]; the latter is 1 of a constant one.
 
     Images that have to be decoded are represented by 2,048 of them, always the same ones.
-
-    Raises:
-      ValueError: all channels are constant.
     """
     if isinstance(images, SourceImages):
         images = select(images, np.sort(permutation(len(images), seed=0)[:_SAMPLE]))
@@ -211,8 +200,8 @@ def from_arrays(
 ) -> Dataset:
     """Makes a data set of arrays, and holds out part of the training images for the other roles.
 
-    Values may have any unit: networks receive images standardized by the mean and standard deviation of each
-    channel of the training images. Integers from 0 to 255 are kept as uint8, all others as float32.
+    Networks receive images standardized by the mean and standard deviation of each channel of the training
+    images. Integers from 0 to 255 are kept as uint8, all others as float32.
 
     Args:
       images: to train on, numbers [n, H, W] or [n, H, W, C].
@@ -222,9 +211,6 @@ def from_arrays(
       classes: names of the labels in the order of their numbers; by default the strings that occur, in
         alphabetical order, or the numbers themselves.
       held_out: shares of the other roles.
-
-    Raises:
-      ValueError: arrays that do not fit each other, non-finite values, or constant images.
     """
     given = {"train": _images("images", images)}
     numbers, classes = number_labels(labels, classes, "from_arrays: labels")
@@ -251,8 +237,7 @@ def image_dataset(
 ) -> Dataset:
     """Makes a data set of images [n, H, W, C] with labels int32 [n] by role; see `make_splits`.
 
-    They are standardized by the mean and the standard deviation in `scale`, float32 [2, C]; None for those of
-    the training images.
+    The `scale` is mean and standard deviation, float32 [2, C]; None for those of the training images.
     """
     inputs = {role: ({"image": images}, labels) for role, (images, labels) in given.items()}
     splits = make_splits(what, inputs, held_out, classes)
@@ -265,22 +250,150 @@ def _images(name: str, images: Any) -> np.ndarray:
         images = np.asarray(images)
     except ValueError as error:  # of images of several sizes
         raise ValueError(
-            f"from_arrays: {name} are no array ({error}). Scale them to one size first, or let "
-            "data.from_folder scale the files by its size=64."
+            f"from_arrays: {name} are no array ({error}). Scale them, as data.from_folder(size=64) does."
         ) from error
     if images.ndim == 3:
         images = images[..., None]
     described = f"{images.dtype}{list(images.shape)}"
     if images.ndim != 4 or images.dtype.kind not in "iuf" or not images.size:
-        raise ValueError(
-            f"from_arrays: {name} are {described}; expected numbers [n, H, W] or [n, H, W, C]. Rows of "
-            "numbers [n, F] are for data.from_table."
-        )
+        raise ValueError(f"from_arrays: {name} are {described}; expected numbers [n, H, W] or [n, H, W, C].")
     if images.shape[3] > 4 and images.shape[1] in (1, 3, 4):
-        raise ValueError(
-            f"from_arrays: {name} are {described}, which has channels before height and width; expected [n, "
-            f"H, W, C]. Give {name}.transpose(0, 2, 3, 1)."
-        )
+        raise ValueError(f"from_arrays: {name} are {described}; give {name}.transpose(0, 2, 3, 1).")
     if images.dtype.kind == "f" and not np.abs(images).max() <= np.finfo(np.float32).max:
         raise ValueError(f"from_arrays: {name} hold a NaN, an infinity, or a number beyond float32.")
     return images
+
+
+def from_folder(
+    path: str | os.PathLike,
+    size: int | tuple[int, int] | None = None,
+    *,
+    name: str | None = None,
+    in_memory: bool = True,
+    workers: int | None = None,
+    held_out: HeldOut = HeldOut(),
+) -> Dataset:
+    """Makes a data set of image files, and holds out part of the training images for roles without a folder.
+
+    The folder holds `class/image.png`, or `train/class/image.png` with `test/class/...` and perhaps
+    `validation/...` and `search/...` beside it, or other usual names of these roles, as `Training`. Images
+    may lie deeper in the folder of their class. They become uint8 [n, H, W, 1] if all of them are gray, else
+    [n, H, W, 3], without transparency, turned as their EXIF data say. Files with other names are left out.
+
+    Args:
+      path: of the folder; gs://bucket/folder is copied to this machine once, see `source_files.local_copy`.
+      size: height and width to which images are scaled, or one number for both; in memory without regard to
+        their proportions, and None if they are all of one size.
+      name: of the data; by default that of the folder.
+      in_memory: False to decode images of any sizes on demand, with their proportions; see `SourceImages` and
+        `Batches`.
+      workers: processes that decode; 0 for none, None for as many as there are processors.
+      held_out: shares of the roles that have no folder.
+    """
+    check_flags("from_folder", in_memory=in_memory)
+    root = local_copy(path)
+    shape = None
+    if size is not None:
+        shape = (size, size) if isinstance(size, int) else tuple(size)
+        if len(shape) != 2 or not all(isinstance(x, int | np.integer) and x >= 1 for x in shape):
+            raise ValueError(f"from_folder: size is {size!r}, expected whole numbers of at least 1.")
+    elif not in_memory:
+        raise ValueError("from_folder: set the size to which images are decoded on demand, as size=224.")
+    found, classes = _find(root)
+    paths = [path for paths, _ in found.values() for path in paths]
+    if shape is None or in_memory:
+        opened, gray = _open(paths, root, functools.partial(_pixels, size=shape))
+        images = _stack(root, opened, gray)
+    else:
+        _, gray = _open(paths, root, lambda file: None)  # reads no more than its mode
+        records = Files(root, [str(path.relative_to(root)) for path in paths])
+        shape = (*shape, 1 if gray else 3)
+        images = SourceImages(records, shape, np.arange(len(paths)), decoding_pool(workers))
+    given, start = {}, 0
+    for role, (_, labels) in found.items():
+        rows = np.arange(start, start + len(labels))
+        given[role] = select(images, rows), np.array(labels, np.int32)
+        start += len(labels)
+    return image_dataset(name or root.resolve().name, str(root), given, classes, held_out)
+
+
+def _find(root: pathlib.Path) -> tuple[Found, list[str]]:
+    """The image files with their labels by role, and the classes."""
+    if not root.is_dir():
+        raise FileNotFoundError(f"{root} is {'a file' if root.exists() else 'not there'}; expected a folder.")
+    roles = {name: _ROLES.get(name.lower(), "") for name in _folders(root)}
+    folders = {"train": root}
+    if any(role == "train" and _folders(root / name) for name, role in roles.items()):
+        folders = {role: root / name for name, role in roles.items()}
+        if "" in folders or len(folders) < len(roles):
+            raise ValueError(f"{root} has the folders {some(list(roles))}; expected one for each role.")
+        folders = {
+            role: folders[role] for role in ("train", "search", "validation", "test") if role in folders
+        }
+    classes, files = _folders(folders["train"]), {}
+    for role, folder in folders.items():
+        own = _folders(folder)
+        if not own:
+            raise FileNotFoundError(f"{folder} has no folders of classes; expected class/image.png.")
+        if own != classes:
+            differ = some(sorted({*own} ^ {*classes}))
+            raise ValueError(f"{folder}: some classes are only in {role} or in train: {differ}.")
+        images = [_files_of(folder / name) for name in classes]
+        if empty := [name for name, paths in zip(classes, images, strict=True) if not paths]:
+            raise ValueError(f"{folder}: no images in the folders of {some(empty)}; remove or fill them.")
+        labels = [label for label, paths in enumerate(images) for _ in paths]
+        files[role] = sum(images, []), labels
+    return files, classes
+
+
+def _folders(root: pathlib.Path) -> list[str]:
+    return sorted(p.name for p in root.iterdir() if p.is_dir() and not p.name.startswith("."))
+
+
+def _files_of(folder: pathlib.Path) -> list[pathlib.Path]:
+    """The image files of a class, in the order of their names."""
+    inside = sorted(p for p in folder.rglob("*") if p.is_file() and not p.name.startswith("."))
+    images = [p for p in inside if p.suffix.lower() in _SUFFIXES]
+    if others := [p.name for p in inside if p.suffix.lower() not in _SUFFIXES]:
+        logging.warning("%s: left out what is no image: %s", folder, some(others))
+    return images
+
+
+def _open(
+    paths: Sequence[pathlib.Path], root: pathlib.Path, keep: Callable[[Image.Image], Any]
+) -> tuple[list[Any], bool]:
+    """Opens image files; returns what `keep` makes of each, and whether all are gray."""
+    kept, modes, unreadable = [], [], []
+    for path in paths:
+        try:
+            with Image.open(path) as file:
+                kept.append(keep(file))
+                modes.append(file.mode)
+        except UNREADABLE as error:
+            unreadable.append(f"{path.relative_to(root)} ({error})")
+    if unreadable:
+        raise ValueError(
+            f"{root}: {len(unreadable):,} of {len(paths):,} images cannot be read: {some(unreadable)}. Copy "
+            "them again, or remove them."
+        )
+    if deep := [p.relative_to(root) for p, mode in zip(paths, modes, strict=True) if mode not in _BYTES]:
+        raise ValueError(
+            f"{root}: {len(deep):,} images have more than 8 bits a channel: {some(deep)}. Convert them."
+        )
+    return kept, set(modes) <= _GRAY
+
+
+def _pixels(file: Image.Image, size: tuple[int, int] | None) -> Image.Image:
+    image = ImageOps.exif_transpose(file).convert("L" if file.mode in _GRAY else "RGB")
+    return image if size is None else image.resize((size[1], size[0]))
+
+
+def _stack(root: pathlib.Path, images: Sequence[Image.Image], gray: bool) -> np.ndarray:
+    """Images as uint8 [n, H, W, C]."""
+    sizes = sorted({f"{image.height} x {image.width}" for image in images})
+    if len(sizes) > 1:
+        raise ValueError(
+            f"{root}: images are of {len(sizes):,} sizes: {some(sizes)}. Set size=(64, 64), say."
+        )
+    stacked = np.stack([np.asarray(image.convert("L" if gray else "RGB")) for image in images])
+    return stacked[..., None] if gray else stacked

@@ -10,8 +10,7 @@ from typing import Any, Self
 import numpy as np
 
 from jaxnas.choice import nearest
-from jaxnas.data.prepared import check_prepared, class_names, examples, open_prepared
-from jaxnas.data.source_files import read_text
+from jaxnas.data.source_files import check_prepared, class_names, examples, open_prepared, read_text
 from jaxnas.data.splits import ROLES, HeldOut, Labeled, Split, make_splits, number_labels, some
 from jaxnas.data.vectors import Vectors, read_vectors
 from jaxnas.data.vocabulary import Encoding, Vocabulary, WordVocabulary, count_unknown
@@ -34,9 +33,6 @@ class Sentences(Labeled):
       encoding: how the texts became tokens.
       development: whether `search` is an official part of its own, which is never trained on.
       vectors: of the tokens, which a network receives with them; None for none.
-
-    Raises:
-      ValueError: tokens that are not integers, or not in the vocabulary, or as `Labeled`.
     """
 
     vocabulary: Vocabulary
@@ -58,7 +54,7 @@ class Sentences(Labeled):
             if tokens.min() < 0 or tokens.max() >= self.vocabulary.size:
                 raise ValueError(
                     f"{self.name}: the {role} split has tokens from {tokens.min()} to {tokens.max()}; "
-                    f"expected 0 to {self.vocabulary.size - 1}, as in its vocabulary."
+                    f"expected 0 to {self.vocabulary.size - 1}."
                 )
 
     @property
@@ -77,15 +73,11 @@ class Sentences(Labeled):
 def with_vectors(
     sentences: Sentences, path: str | os.PathLike, dim: int | None = None, seed: int = 0
 ) -> Sentences:
-    """Adds vectors of `dim` numbers, None for any, of words from a file; see `vectors.read_vectors`.
-
-    Raises:
-      ValueError: tokens that are no words, vectors of another size, or as `read_vectors`.
-    """
+    """Adds vectors of `dim` numbers, None for any, of words from a file; see `vectors.read_vectors`."""
     if not isinstance(words := sentences.vocabulary, WordVocabulary):
         raise ValueError(
             f"embeddings {path} are of words, and the tokens of {sentences.name} are "
-            f"{sentences.encoding.tokens}; choose tokens='words' or 'english', or no embeddings."
+            f"{sentences.encoding.tokens}."
         )
     vectors = read_vectors(path, words.words or (), seed)
     if dim not in (None, vectors.dim):
@@ -106,15 +98,12 @@ def load_sentences(
 ) -> Sentences:
     """Loads labeled texts by name, and encodes them by the vocabulary of the training texts.
 
-    A name is a TFDS dataset with features "text" and "label" and the splits train, test and perhaps
-    validation, prepared as array_record by `tools.convert_data` or by TFDS.
-
-    The official validation part is the role "search", and "validation" in a retraining (see
-    `Sentences.whole`). If there is none, or a `search_fraction` is given, "search" is held out of the
-    training part, and an official validation part is "validation".
+    The official validation part is the role "search", and "validation" in a retraining. If there is none, or
+    a `search_fraction` is given, "search" is held out of the training part.
 
     Args:
-      name: TFDS name, also with config and version as in "name/config:1.0.0".
+      name: of a TFDS dataset with features "text" and "label", prepared as array_record; also with config and
+        version as in "name/config:1.0.0".
       data_dir: of prepared data; None is TFDS's own default, ~/tensorflow_datasets.
       encoding: how texts become tokens; None for the usual one: words as they are of "sst5" and "sst2",
         symbols of "listops", and English words of others.
@@ -122,17 +111,11 @@ def load_sentences(
       search_fraction: share of the training part that is held out for a search, stratified; None for 0.2
         where there is no official validation part.
       seed: of what is held out.
-
-    Raises:
-      FileNotFoundError: the dataset is not prepared.
-      ValueError: a dataset without such texts or phrases, a share that is held out of phrases or leaves
-        nothing to train on, or a text without a token.
     """
     if phrases and search_fraction:
         raise ValueError(
             f"{name}: search_fraction is {search_fraction} and phrases is True; phrases overlap, so a "
-            "network would be trained on parts of the held-out ones. Leave search_fraction out: the "
-            "development part is for the search."
+            "network would be trained on parts of the held-out ones. Leave search_fraction out."
         )
     builder = open_prepared(name, data_dir)
     official = {"train": "phrases" if phrases else "train", "validation": "validation", "test": "test"}
@@ -160,11 +143,7 @@ def make_sentences(
     held_out: HeldOut,
     encoding: Encoding,
 ) -> Sentences:
-    """Makes sentences of texts with labels int32 [n] by role, and holds out the roles that are not given.
-
-    Raises:
-      ValueError: a text without a token, a symbol that the training texts do not have, or as `make_splits`.
-    """
+    """Makes sentences of texts with labels int32 [n] by role, and holds out the roles that are not given."""
     parts = {
         role: ({"parts": _parts(encoding, texts, f"{name}, {role}")}, labels)
         for role, (texts, labels) in given.items()
@@ -223,10 +202,6 @@ def from_texts(
       classes: the labels in the order of their numbers; by default those that occur, in alphabetical order.
       encoding: how texts become tokens.
       held_out: shares of the other roles.
-
-    Raises:
-      ValueError: something else than a list of strings, a text without a token, another number of labels than
-        of texts, or a label that is in no class.
     """
     if (test_texts is None) != (test_labels is None):
         raise ValueError("from_texts: give test_texts and test_labels, or none of the two.")
@@ -258,9 +233,7 @@ def from_tsv(
     encoding: Encoding = Encoding(),
     held_out: HeldOut = HeldOut(),
 ) -> Sentences:
-    """Makes labeled sentences of a file of tab-separated values in UTF-8, plain or compressed.
-
-    A row is a line, and a tab ends a column; quotation marks mean nothing.
+    """Makes labeled sentences of a file of tab-separated values in UTF-8; quotation marks mean nothing.
 
     Args:
       path: of the rows to train on.
@@ -268,15 +241,9 @@ def from_tsv(
       text, label: columns, by their names in the first line, or both by their numbers from 0 if there is no
         line of names.
       classes, encoding, held_out: as of `from_texts`.
-
-    Raises:
-      FileNotFoundError: no such file.
-      ValueError: no such column, a row with another number of columns or without a label, or as `from_texts`.
     """
     if isinstance(text, str) != isinstance(label, str) or text == label:
-        raise ValueError(
-            f"from_tsv: text={text!r} and label={label!r}; expected the names or the numbers of two columns."
-        )
+        raise ValueError(f"from_tsv: text={text!r} and label={label!r}; expected two names or two numbers.")
     settings: dict[str, Any] = dict(classes=classes, encoding=encoding, held_out=held_out)
     if test is not None:
         settings["test_texts"], settings["test_labels"] = _rows(test, text, label)
@@ -293,19 +260,15 @@ def _rows(path: str | os.PathLike, text: str | int, label: str | int) -> tuple[l
         if isinstance(column, str) and header.count(column) != 1:
             raise ValueError(
                 f"{path}: the first line has no column {column!r}, or several{nearest(column, header)} It is "
-                f"{some(header)}. Name the columns as text=... and label=..., or number them from 0 if there "
-                "is no line of names."
+                f"{some(header)}. Give text=... and label=..., numbers if there is no line of names."
             )
         places.append(header.index(column) if isinstance(column, str) else column)
     if not 0 <= min(places) <= max(places) < len(header):
-        raise ValueError(
-            f"{path} has {len(header)} columns, numbered from 0; got text={text} and label={label}."
-        )
+        raise ValueError(f"{path} has {len(header)} columns, from 0; got text={text} and label={label}.")
     for number, row in enumerate(rows, 1):
         if len(row) != len(header):
             raise ValueError(
-                f"{path}: line {number} has {len(row)} columns, and the first line has {len(header)}. A tab "
-                "ends a column, and each line is one row."
+                f"{path}: line {number} has {len(row)} columns, and the first line has {len(header)}."
             )
         if not all(row[place].strip() for place in places):
             raise ValueError(f"{path}: line {number} has no text or no label; remove or complete it.")

@@ -10,7 +10,7 @@ from typing import Any, Generic, Self, TypeVar
 import numpy as np
 
 from jaxnas.checks import check_counts, check_numbers
-from jaxnas.data.encoded import Decoder
+from jaxnas.data.encoded import SourceImages
 
 # Weights are trained on "train" and architectures compared on "search". Fixed networks are watched on
 # "validation", and only those that were chosen are measured on "test".
@@ -35,18 +35,7 @@ def read_only(array: np.ndarray) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Parts(Generic[P]):
-    """Data in disjoint parts, one for each role; a task rejects a part for a use that its role is not for.
-
-    Args:
-      name: of the data.
-      train: trains networks.
-      search: compares architectures; None if nothing was held out.
-      validation: monitors trainings; None for none.
-      test: measures the chosen networks.
-
-    Raises:
-      ValueError: a part in the place of another, or none for training or the test.
-    """
+    """Data in disjoint parts, one for each role; a task rejects a part for a use that its role is not for."""
 
     name: str
     train: P
@@ -61,15 +50,12 @@ class Parts(Generic[P]):
             )
         for role, part in self.splits.items():
             if part.role != role:
-                raise ValueError(
-                    f"{self.name}: {role} is data of the role {part.role!r}; expected the role {role!r}."
-                )
+                raise ValueError(f"{self.name}: {role} is data of the role {part.role!r}.")
 
     @property
     def splits(self) -> dict[str, P]:
         """The parts by role, without those that are None."""
-        splits = {role: getattr(self, role) for role in ROLES}
-        return {role: part for role, part in splits.items() if part is not None}
+        return {role: part for role in ROLES if (part := getattr(self, role)) is not None}
 
     def whole(self) -> Self:
         """The data with the part held out for a search joined to the training part."""
@@ -90,7 +76,6 @@ def permutation(n: int, seed: int, stream: int = 0) -> np.ndarray:
 
 def uniform(bits: np.random.BitGenerator, n: int) -> np.ndarray:
     """Returns n random numbers in [0, 1), float64, from the next raw bits of a generator."""
-    # NumPy promises stable raw bits, but not the same distributions in all its versions.
     return (bits.random_raw(n) >> np.uint64(11)).astype(np.float64) / 2**53
 
 
@@ -117,8 +102,7 @@ def stratified(
 class HeldOut:
     """Shares of the training examples that become the other roles, with the classes in proportion.
 
-    Each share is of what the ones before it leave; 0 holds nothing out. A role whose examples are given
-    needs no share.
+    Each share is of what the ones before it leave; 0 holds nothing out.
 
     Attributes:
       test: share that measures chosen networks, held out first.
@@ -141,9 +125,6 @@ class HeldOut:
 
         Returns:
           The rows of each role, int64 [k] in increasing order.
-
-        Raises:
-          ValueError: a share that holds out nothing or all, or no examples for the test.
         """
         if "test" not in given and not self.test:
             raise ValueError(f"{what}: nothing is given or held out for the test. Set test=0.2, say.")
@@ -154,34 +135,11 @@ class HeldOut:
             size = round(len(rest) * share)
             if not 0 < size < len(rest):
                 raise ValueError(
-                    f"{what}: {role}={share} of {len(rest)} examples is {size}, which leaves one side empty. "
-                    "Give more examples, or another share."
+                    f"{what}: {role}={share} of {len(rest)} examples is {size}, which leaves one side empty."
                 )
             drawn, left = stratified(labels[rest], size, self.seed, role)
             held_out[role], rest = rest[drawn], rest[left]
         return {"train": rest, **held_out}
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class SourceImages:
-    """Images that are decoded on demand: indexing by an int array [b] gives uint8 [b, H, W, C]."""
-
-    source: Decoder
-    rows: np.ndarray  # int64 [n], images of the source
-
-    dtype = np.dtype(np.uint8)
-    ndim = 4
-
-    @property
-    def shape(self) -> tuple[int, int, int, int]:
-        """[n, H, W, C]."""
-        return (len(self.rows), *self.source.shape)
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, index: np.ndarray | slice) -> np.ndarray:
-        return self.source.decoded(self.rows[index].tolist())
 
 
 def select(images: np.ndarray | SourceImages, rows: np.ndarray) -> np.ndarray | SourceImages:
@@ -192,7 +150,11 @@ def select(images: np.ndarray | SourceImages, rows: np.ndarray) -> np.ndarray | 
 
 
 def _joined(first: np.ndarray | SourceImages, second: np.ndarray | SourceImages) -> np.ndarray | SourceImages:
-    if isinstance(first, SourceImages) and isinstance(second, SourceImages) and first.source is second.source:
+    if (
+        isinstance(first, SourceImages)
+        and isinstance(second, SourceImages)
+        and first.records is second.records
+    ):
         return dataclasses.replace(first, rows=np.concatenate([first.rows, second.rows]))
     return np.concatenate([first[:], second[:]])
 
@@ -205,9 +167,6 @@ class Split:
       role: "train", "search", "validation" or "test".
       inputs: of a network by name, each [n, ...]: {"image"} or {"tokens", "mask"}; read-only.
       labels: int32 [n], not negative, or targets of a regression, floating-point [n]; read-only.
-
-    Raises:
-      ValueError: unknown role, wrong shapes or dtypes, no examples.
     """
 
     role: str
@@ -223,9 +182,7 @@ class Split:
                 "floating-point [n] of at least one example"
             )
         if dtype == np.int32 and self.labels.min() < 0:
-            raise ValueError(
-                f"the {self.role} split has the label {self.labels.min()}, expected none below 0"
-            )
+            raise ValueError(f"the {self.role} split has the label {self.labels.min()}, below 0")
         inputs = {k: read_only(x) if isinstance(x, np.ndarray) else x for k, x in self.inputs.items()}
         object.__setattr__(self, "inputs", inputs)
         object.__setattr__(self, "labels", read_only(self.labels))
@@ -248,34 +205,23 @@ class Split:
         return {**{name: x[rows] for name, x in self.inputs.items()}, "label": self.labels[rows]}
 
     def join(self, other: Split) -> Split:
-        """The examples of both splits in the role of this one, those of `other` last.
-
-        Images on demand stay so if both are of one source, and are read into memory otherwise.
-        """
+        """The examples of both splits in the role of this one, those of `other` last."""
         inputs = {k: _joined(x, other.inputs[k]) for k, x in self.inputs.items()}
         return Split(self.role, inputs, np.concatenate([self.labels, other.labels]))
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Labeled(Parts[Split]):
-    """Labeled examples in disjoint splits; see `Parts`.
+    """Labeled examples in disjoint splits; see `Parts`."""
 
-    Args:
-      classes: name of each label; () for a regression.
-
-    Raises:
-      ValueError: a label that is no class, or as `Parts`.
-    """
-
-    classes: tuple[str, ...]
+    classes: tuple[str, ...]  # name of each label; () for a regression
 
     def __post_init__(self):
         super().__post_init__()
         for role, split in self.splits.items():
             if split.labels.dtype == np.int32 and (largest := split.labels.max()) >= len(self.classes):
                 raise ValueError(
-                    f"{self.name}: the {role} split has the label {largest}, expected one of "
-                    f"{len(self.classes)} classes, numbered from 0."
+                    f"{self.name}: the {role} split has the label {largest}, and {len(self.classes)} classes."
                 )
 
     @property
@@ -300,10 +246,6 @@ def number_labels(
     Returns:
       The labels as int32 [n], and the classes: the given ones, or the strings that occur in alphabetical
       order, or all integers up to the largest.
-
-    Raises:
-      TypeError: classes without an order, or a string for them.
-      ValueError: labels that are neither, or in no class; a number that no label has; a class named twice.
     """
     array = as_labels(labels)
     if isinstance(classes, str | Set):
@@ -314,10 +256,8 @@ def number_labels(
         array.dtype.kind == "O" and all(isinstance(label, str) for label in array.ravel().tolist())
     )
     if array.ndim != 1 or not array.size or not (strings or array.dtype.kind in "iu"):
-        hint = " Write labels.astype(int)." if array.dtype.kind in "fb" else ""
         raise ValueError(
-            f"{what} are {array.dtype}{list(array.shape)}; expected integers [n] from 0, or strings "
-            f"[n].{hint}"
+            f"{what} are {array.dtype}{list(array.shape)}; expected integers [n] from 0, or strings [n]."
         )
     if strings:
         known = tuple(sorted(set(array.tolist()))) if classes is None else tuple(classes)
@@ -329,8 +269,7 @@ def number_labels(
         if classes is None and distinct[0] >= 0 and gaps.size:
             raise ValueError(
                 f"{what} are {len(distinct):,} integers up to {distinct[-1]}, and {gaps[0]} never occurs. "
-                "Number the classes from 0 without a gap, as np.unique(labels, return_inverse=True)[1] does, "
-                "or give the labels as strings."
+                "Number them without a gap, as np.unique(labels, return_inverse=True)[1], or give strings."
             )
         known = tuple(map(str, range(len(distinct)))) if classes is None else tuple(classes)
         numbers = array.astype(np.int64)
@@ -354,12 +293,7 @@ def make_splits(
     held_out: HeldOut,
     classes: Sequence[str],
 ) -> dict[str, Split]:
-    """Makes splits of inputs and labels by role, and holds out the roles that are not given.
-
-    Raises:
-      ValueError: another number of labels than of inputs, a class without an example in "train", or as
-        `HeldOut.rows`. There are no classes, (), of a regression.
-    """
+    """Makes splits of inputs and labels by role, and holds out the roles that are not given."""
     for role, (inputs, labels) in given.items():
         if wrong := [f"{len(x):,} of {k!r}" for k, x in inputs.items() if len(x) != len(labels)]:
             raise ValueError(f"{what}: {wrong[0]} and {len(labels):,} labels to {role}; expected as many.")
@@ -368,10 +302,7 @@ def make_splits(
     if classes:
         check_classes(what, classes)
         if gone := set(labels.tolist()) - set(labels[rows["train"]].tolist()):
-            raise ValueError(
-                f"{what}: all examples of the class {classes[min(gone)]!r} are held out, and none is left to "
-                "train on. Give more of it, or hold out smaller shares."
-            )
+            raise ValueError(f"{what}: all examples of the class {classes[min(gone)]!r} are held out.")
     parts = {
         role: ({k: select(x, part) for k, x in inputs.items()}, labels[part]) for role, part in rows.items()
     }

@@ -12,10 +12,7 @@ from jaxnas.data.splits import HeldOut, Labeled, Split, make_splits, number_labe
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Table(Labeled):
-    """Standardized rows of numbers in disjoint splits; see `Labeled`.
-
-    A row is "row" of its split, float32 [F]. A label is the number of a class, int32, or a standardized
-    target, float32.
+    """Standardized rows "row", float32 [F], with classes int32 or targets float32; see `Labeled`.
 
     Args:
       mean, std: float64 [F], of the training rows; the `std` of a constant column is 1.
@@ -59,9 +56,6 @@ def from_table(
       x_test, y_test: of the test, likewise; None to hold out a part of `x`.
       name: of the data.
       held_out: shares of the other roles.
-
-    Raises:
-      ValueError: arrays that do not fit each other, non-finite values, or constant rows or targets.
     """
     what = f"from_table ({name})"
     if (x_test is None) != (y_test is None):
@@ -103,18 +97,14 @@ def _numbers(name: str, given: Any, ndim: int) -> np.ndarray:
         array = array.astype(np.float64)
     except (TypeError, ValueError) as error:
         raise ValueError(
-            f"from_table: {name} holds something else than numbers ({error}). Give columns of text as "
-            "numbers, as by pandas.get_dummies(x)."
+            f"from_table: {name} holds something else than numbers ({error}); see pandas.get_dummies(x)."
         ) from error
     if array.ndim != ndim or not array.size:
-        raise ValueError(
-            f"from_table: {name} is {array.dtype}{list(array.shape)}; expected numbers with {ndim} axes."
-        )
+        raise ValueError(f"from_table: {name} is {array.dtype}{list(array.shape)}; expected {ndim} axes.")
     if not np.abs(array).max() <= np.finfo(np.float32).max:
         row = np.argwhere(~(np.abs(array) <= np.finfo(np.float32).max))[0].tolist()
         raise ValueError(
-            f"from_table: {name}{row} is {array[tuple(row)]}; expected finite numbers of float32. Fill in "
-            "missing values first, or leave these rows out."
+            f"from_table: {name}{row} is {array[tuple(row)]}; expected finite numbers of float32."
         )
     return array
 
@@ -128,15 +118,14 @@ def _labels(
     if classes is not None and regression == bool(classes):
         raise ValueError(
             f"from_table: {name} is {array.dtype}, and y has {len(classes) or 'no'} classes; expected "
-            "floating-point numbers in both for a regression, integers or strings in both for classes."
+            "floating-point numbers in both for a regression, and in none for classes."
         )
     if not regression:
         return number_labels(given, classes, f"from_table: {name}")
     targets = _numbers(name, array, 1)
     if classes is None and len(np.unique(targets)) < 3:
         raise ValueError(
-            f"from_table: {name} has the values {np.unique(targets)} alone; expected more for a regression. "
-            f"For classes write {name}.astype(int)."
+            f"from_table: {name} has the values {np.unique(targets)} alone; for classes {name}.astype(int)."
         )
     return targets, ()
 

@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxnas.data.prepared import check_prepared, examples, open_prepared
-from jaxnas.data.source_files import read_text
+from jaxnas.data.source_files import check_prepared, examples, open_prepared, read_text
 from jaxnas.data.splits import HeldOut, Parts, check_role, read_only
 from jaxnas.data.vocabulary import (
     TOKENIZER,
@@ -45,8 +44,7 @@ class Stream:
       role: "train", "search", "validation" or "test".
       tokens: int32 [n], not negative; read-only.
       documents: int32 [n], not decreasing: the document of each token; read-only.
-      n_bytes: of the text in UTF-8. Nats summed over the stream, divided by `n_bytes * log(2)`, are bits per
-        byte, whatever the tokens are.
+      n_bytes: of the text in UTF-8.
     """
 
     role: str
@@ -85,11 +83,7 @@ class Stream:
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Corpus(Parts[Stream]):
-    """Text in disjoint streams with one vocabulary; see `Parts`.
-
-    Raises:
-      ValueError: a token that isn't in the vocabulary, or as `Parts`.
-    """
+    """Text in disjoint streams with one vocabulary; see `Parts`."""
 
     vocabulary: Vocabulary
 
@@ -99,7 +93,7 @@ class Corpus(Parts[Stream]):
             if stream.tokens.max() >= self.vocabulary.size:
                 raise ValueError(
                     f"the {role} stream has the token {stream.tokens.max()}, and the vocabulary has "
-                    f"{self.vocabulary.size}; make both with one vocabulary."
+                    f"{self.vocabulary.size}."
                 )
 
 
@@ -112,11 +106,10 @@ def load_text(
 ) -> Corpus:
     """Loads a text by name, and holds the search stream out of its official training part.
 
-    A name is a TFDS dataset with a feature "text" and the splits train, validation and test, prepared as
-    array_record by `tools.convert_data` or by TFDS, where each example is a document that ends its line.
-
-    The search stream is the end of the training text, cut where a document starts if one does nearby (within
-    a tenth of its length), else at a line or a word: the same text whatever the tokenizer.
+    A name is a TFDS dataset with a feature "text", a document in each example, and the splits train,
+    validation and test, prepared as array_record. The search stream is the end of the training text, cut
+    where a document starts if one does nearby, else at a line or a word: the same text whatever the
+    tokenizer.
 
     Args:
       name: TFDS name, also with config and version as in "name/config:1.0.0".
@@ -128,12 +121,6 @@ def load_text(
 
     Returns:
       The corpus, in memory, with the vocabulary of the whole training part, also of `search`.
-
-    Raises:
-      FileNotFoundError: the dataset is not prepared.
-      ValueError: an unknown tokenizer, a dataset without such a text, or a share that leaves nothing to
-      train on.
-      ImportError: sub-words without the package tokenizers.
     """
     check_tokenizer(tokenizer)
     held_out = HeldOut(search=search_fraction)
@@ -142,7 +129,7 @@ def load_text(
     feature = builder.info.features["text"]
     if feature.shape != () or np.dtype(feature.np_dtype) != object:
         raise ValueError(
-            f"{name}: the feature 'text' is {feature.np_dtype}{list(feature.shape)}, expected a string."
+            f"{name}: the feature 'text' is {feature.np_dtype}{list(feature.shape)}, not a string."
         )
     texts = {role: _read(builder, role) for role in ("train", "validation", "test")}
     if tokenizer is None:
@@ -173,11 +160,6 @@ def from_text(
         folder of a checkpoint with a tokenizer.json, or such a file.
       encoding: of the files, as Python names it.
       held_out: shares of the bytes.
-
-    Raises:
-      FileNotFoundError: no such file.
-      ValueError: an empty file, another encoding, an unknown tokenizer, or a text too short for its roles.
-      ImportError: sub-words without the package tokenizers.
     """
     check_tokenizer(tokenizer)
     paths = {"train": path, "validation": validation, "test": test}
@@ -191,9 +173,8 @@ def _corpus(name: str, texts: Mapping[str, Text], tokenizer: str, held_out: Held
     texts = dict(texts)
 
     def hold_out(role: str) -> None:
-        texts["train"], texts[role] = texts["train"].at(
-            _cut(name, texts["train"], role, getattr(held_out, role))
-        )
+        cut = _cut(name, texts["train"], role, getattr(held_out, role))
+        texts["train"], texts[role] = texts["train"].at(cut)
 
     for role in ("test", "validation"):
         if role not in texts:
@@ -217,8 +198,7 @@ def check_tokenizer(tokenizer: str | None) -> None:
     """Raises ValueError for a tokenizer that `load_text` does not know."""
     if not (tokenizer in (None, "word", "byte") or _pieces(tokenizer) or _is_path(tokenizer)):
         raise ValueError(
-            f"unknown tokenizer {tokenizer!r}, expected 'word', 'byte', 'bpe:8000' (with any number), or a "
-            f"folder with a {TOKENIZER}"
+            f"unknown tokenizer {tokenizer!r}, expected word, byte, bpe:8000, or a folder with {TOKENIZER}"
         )
 
 
@@ -242,8 +222,7 @@ def _vocabulary(name: str, texts: Mapping[str, Text], tokenizer: str) -> Vocabul
             text.content.decode()
         except UnicodeDecodeError as error:
             raise ValueError(
-                f"the {role} part of {name} is not UTF-8 at byte {error.start} ({error.reason}); "
-                "tokenizer='byte' takes it as it is."
+                f"the {role} part of {name} is not UTF-8 at byte {error.start}; take tokenizer='byte'."
             ) from error
     if _is_path(tokenizer):
         return read_tokenizer(tokenizer)
@@ -300,8 +279,7 @@ def _cut(name: str, text: Text, role: str, share: float) -> int:
     size = round(len(content) * share)
     if not 0 < size < len(content):
         raise ValueError(
-            f"the {role} stream of {name}: {role}={share} of {len(content)} bytes is {size}, which leaves "
-            "one side empty; choose another share."
+            f"the {role} stream of {name}: {role}={share} of {len(content)} bytes leaves one side empty."
         )
     wanted, slack = len(content) - size, size // _SLACK
     low, high = max(wanted - slack, 1), min(wanted + slack, len(content) - 1)
@@ -320,7 +298,7 @@ def _cut(name: str, text: Text, role: str, share: float) -> int:
 
 def _count(tokens: np.ndarray, size: int) -> np.ndarray:
     """Returns how often each token occurs, int64 [size]."""
-    parts = (tokens[start : start + 2**22] for start in range(0, len(tokens), 2**22))
-    return sum(
-        (np.bincount(part, minlength=size) for part in parts), np.zeros(size, np.int64)
-    )  # int64 copies
+    counts = np.zeros(size, np.int64)
+    for start in range(0, len(tokens), 2**22):  # bincount copies to int64
+        counts += np.bincount(tokens[start : start + 2**22], minlength=size)
+    return counts

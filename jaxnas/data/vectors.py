@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from jaxnas import files
-from jaxnas.data.prepared import data_root, local_copy
-from jaxnas.data.source_files import find_source, read_text
+from jaxnas.data.source_files import data_root, find_source, local_copy, read_text
 from jaxnas.data.splits import read_only, uniform
 
 
@@ -40,11 +39,7 @@ class Vectors:
 
 
 def find_vectors(name: str, data_dir: str | os.PathLike | None) -> pathlib.Path:
-    """Finds a file of vectors by its path, or by its name in the folder "embeddings" of prepared data.
-
-    Raises:
-      FileNotFoundError: there is none.
-    """
+    """Finds a file of vectors by its path, or by its name in the folder "embeddings" of prepared data."""
     if os.sep in name or pathlib.Path(name).suffix in (".npz", ".txt", ".gz", ".xz", ".zip"):
         path = local_copy(name)
         if not path.is_file():
@@ -60,8 +55,7 @@ def find_vectors(name: str, data_dir: str | os.PathLike | None) -> pathlib.Path:
 def read_vectors(path: str | os.PathLike, words: Sequence[str], seed: int = 0) -> Vectors:
     """Reads the vectors of words, as they are written or else in lower case.
 
-    A word that the file does not have gets a vector of independent uniform numbers around 0 with the standard
-    deviation of all numbers of the file (as Kim, EMNLP 2014, section 3.3).
+    Other words get independent uniform numbers with the standard deviation of the file (as Kim, EMNLP 2014).
 
     Args:
       path: of an .npz file with `words` (joined by ends of lines, uint8) and `vectors` (floats [words, G]),
@@ -69,16 +63,12 @@ def read_vectors(path: str | os.PathLike, words: Sequence[str], seed: int = 0) -
         counts first.
       words: V of them.
       seed: of the random vectors.
-
-    Raises:
-      ValueError: the file holds no such vectors, or none of the words.
     """
     path = pathlib.Path(path)
     names, table = _read_npz(path) if path.suffix == ".npz" else _read_lines(path)
     if table.ndim != 2 or len(names) != len(table) or table.dtype.kind != "f" or not np.isfinite(table).all():
         raise ValueError(
-            f"{path} has {len(names)} words, and vectors {table.dtype}{list(table.shape)}; expected a row of "
-            "finite floats for each word."
+            f"{path} has {len(names)} words, and vectors {table.dtype}{list(table.shape)}; expected finite."
         )
     rows = {name: row for row, name in enumerate(names)}
     found = np.array([rows.get(word, rows.get(word.lower(), -1)) for word in words])
@@ -107,8 +97,7 @@ def _read_lines(path: pathlib.Path) -> tuple[list[str], np.ndarray]:
     for number, row in enumerate(rows, first):
         if not row or len(row) != len(rows[0]):
             raise ValueError(
-                f"{path}: line {number} has {len(row)} numbers behind its word, and line {first} "
-                f"{len(rows[0])}."
+                f"{path}: line {number} has {len(row)} numbers, and line {first} has {len(rows[0])}."
             )
     try:
         return list(words), np.array(rows, np.float32)

@@ -63,10 +63,7 @@ class Vocabulary(abc.ABC):
         tokens = np.asarray(tokens, np.int64)
         outside = (tokens < 0) | (tokens >= self.size)
         if outside.any():
-            raise ValueError(
-                f"tokens must be in [0, {self.size}), got {tokens[outside][0]}; were they made with another "
-                "vocabulary?"
-            )
+            raise ValueError(f"tokens must be in [0, {self.size}), got {tokens[outside][0]}.")
         return self._decode(tokens)
 
     @abc.abstractmethod
@@ -79,10 +76,7 @@ class Vocabulary(abc.ABC):
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class ByteVocabulary(Vocabulary):
-    """The 256 bytes of UTF-8, each its own number.
-
-    Decoding half of a character gives U+FFFD.
-    """
+    """The 256 bytes of UTF-8, each its own number; decoding half of a character gives U+FFFD."""
 
     def encode(self, text: str) -> np.ndarray:
         """Returns the bytes of a text, int32 [n]."""
@@ -96,8 +90,7 @@ class ByteVocabulary(Vocabulary):
 class WordVocabulary(Vocabulary):
     """Words between white space, `<eos>` for each end of a line, `<unk>` for all other words.
 
-    They are numbered by decreasing frequency, as an adaptive softmax needs it, and decoded as WikiText-2 is
-    written: " the end \\n", a space before each word and line end.
+    They are numbered by decreasing frequency, and decoded as WikiText-2 is written: " the end \\n".
     """
 
     def encode(self, text: str) -> np.ndarray:
@@ -115,13 +108,9 @@ class WordVocabulary(Vocabulary):
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class TokenizerVocabulary(Vocabulary):
-    """Tokens of the package `tokenizers`: of a pretrained network, or sub-words of `learn_pieces`.
+    """Tokens of the package `tokenizers`: of a pretrained network, or sub-words of `learn_pieces`."""
 
-    Args:
-      definition: content of its tokenizer.json.
-    """
-
-    definition: str
+    definition: str  # content of its tokenizer.json
 
     @functools.cached_property
     def _tokenizer(self) -> Any:
@@ -140,11 +129,7 @@ class SymbolVocabulary(Vocabulary):
     """A closed set of symbols between white space, of which the first is padding."""
 
     def encode(self, text: str) -> np.ndarray:
-        """Returns the symbols of a text, int32 [n].
-
-        Raises:
-          ValueError: a symbol that there is not.
-        """
+        """Returns the symbols of a text, int32 [n]; raises a ValueError for one that there is not."""
         symbols = text.split()
         if wrong := [symbol for symbol in symbols if symbol not in self._ids]:
             known = " ".join((self.words or ())[1:21])
@@ -174,12 +159,7 @@ def word_vocabulary(counts: collections.Counter[str], most: int | None = None) -
 
 
 def read_tokenizer(path: str | os.PathLike) -> TokenizerVocabulary:
-    """Returns the tokens of a tokenizer.json, or of the folder of a checkpoint that has one; counts are 0.
-
-    Raises:
-      FileNotFoundError: there is none.
-      ValueError: the file is no tokenizer.
-    """
+    """Returns the tokens of a tokenizer.json, or of the folder of a checkpoint that has one; counts are 0."""
     given = files.as_path(path)
     file = given / TOKENIZER if given.is_dir() else given
     if not file.is_file():
@@ -193,11 +173,7 @@ def read_tokenizer(path: str | os.PathLike) -> TokenizerVocabulary:
 
 
 def learn_pieces(text: str, size: int) -> TokenizerVocabulary:
-    """Learns sub-words of a text (byte-level BPE, lossless), numbered by decreasing frequency; counts are 0.
-
-    Raises:
-      ValueError: the text does not have so many; at least there are the 256 bytes.
-    """
+    """Learns sub-words of a text (byte-level BPE, lossless), numbered by frequency; counts are 0."""
     package = _tokenizers()
     tokenizer = package.Tokenizer(package.models.BPE())
     tokenizer.pre_tokenizer = package.pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -207,9 +183,7 @@ def learn_pieces(text: str, size: int) -> TokenizerVocabulary:
     lines = text.splitlines(keepends=True)
     tokenizer.train_from_iterator(lines, trainer)
     if (found := tokenizer.get_vocab_size()) != size:
-        raise ValueError(
-            f"tokenizer='bpe:{size}': {len(text)} characters have {found} sub-words; choose another number."
-        )
+        raise ValueError(f"tokenizer='bpe:{size}': {len(text)} characters have {found} sub-words.")
     counts = collections.Counter(range(size))  # so that each is there
     counts.update(itertools.chain.from_iterable(tokenizer.encode(line).ids for line in lines))
     numbers = {old: new for new, (old, _) in enumerate(counts.most_common())}
@@ -232,9 +206,7 @@ def _tokenizers() -> Any:
     try:
         import tokenizers
     except ImportError as error:
-        raise ImportError(
-            "Sub-words and a tokenizer.json need the package tokenizers: pip install 'jaxnas[hf]'"
-        ) from error
+        raise ImportError("A tokenizer needs the package tokenizers: pip install 'jaxnas[hf]'") from error
     return tokenizers
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from jaxnas import predictors, search
 from jaxnas.choice import nearest
 from jaxnas.experiments.tables import own_function
+from jaxnas.predictors.features import ChainCell, EdgeCell, path_features, path_tokens
 from jaxnas.space import Space
 from jaxnas.tabular import Table, nasbench201, nasbench_graph
 
@@ -32,12 +33,12 @@ def paths_of(space: Space) -> tuple[Callable[[Any], Any], int, int] | None:
     """For a space of cells: what runs along a cell's paths, kinds of operations, length of sequences."""
     if space == nasbench201.SPACE:
         edges = tuple((int(a), int(b)) for a, b in nasbench201.EDGES)
-        edge_cell = predictors.EdgeCell(edges, len(nasbench201.OPS), none=0, identity=1)
+        edge_cell = EdgeCell(edges, len(nasbench201.OPS), none=0, identity=1)
         return lambda arch: edge_cell.paths(arch["op"]), edge_cell.kinds, 3
     if space in (nasbench_graph.SPACE, nasbench_graph.PROTEINS_SPACE):
         links = [[int(digit) for digit in str(option)] for option in space["links"].options]
         options = space["op"].options
-        chain_cell = predictors.ChainCell(4, len(options), options.index("skip"))
+        chain_cell = ChainCell(4, len(options), options.index("skip"))
         sources = jnp.asarray(np.asarray(links, np.int32))
         return lambda arch: chain_cell.paths(sources[arch["links"]], arch["op"]), chain_cell.kinds, 2
     return None
@@ -57,7 +58,7 @@ def features_of(table: Table) -> Callable[[Any], Any]:
     decisions = None if table.space == nasbench201.SPACE else predictors.one_hot(table.space)
 
     def features(arch: Any) -> dict[str, jax.Array]:
-        groups = predictors.path_features(kinds, *paths(arch), length=length)
+        groups = path_features(kinds, *paths(arch), length=length)
         return groups if decisions is None else {**groups, "decisions": decisions(arch)}
 
     return features
@@ -71,7 +72,7 @@ def tokens_of(table: Table) -> Callable[[Any], dict[str, jax.Array]]:
     if found is None:
         return predictors.tokens(table.space)
     paths = found[0]
-    return lambda arch: predictors.path_tokens(*paths(arch)[:2])
+    return lambda arch: path_tokens(*paths(arch)[:2])
 
 
 def guided(table: Table, evaluations: int, predictor: Any, features: Any, **settings: Any) -> Any:

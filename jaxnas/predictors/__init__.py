@@ -2,23 +2,12 @@
 
 A predictor is a frozen dataclass with `fit(key, inputs, targets, mask) -> fitted` and
 `predict(fitted, inputs) -> (mean, std)`, pure and of fixed shapes: inside a compiled search loop the
-mask grows as results arrive.
+mask grows as results arrive. `features` has what a predictor reads of the paths of cells.
 """
 
-from jaxnas.predictors.features import ChainCell, EdgeCell, one_hot, path_features, path_tokens, tokens
+from jaxnas.predictors.features import one_hot, tokens
 from jaxnas.predictors.gp import GaussianProcess
 from jaxnas.predictors.mlp import MlpEnsemble
-from jaxnas.predictors.transformer import SupervisedTransformer, TransformerPredictor
+from jaxnas.predictors.transformer import TransformerPredictor
 
-__all__ = [
-    "ChainCell",
-    "EdgeCell",
-    "GaussianProcess",
-    "MlpEnsemble",
-    "SupervisedTransformer",
-    "TransformerPredictor",
-    "one_hot",
-    "path_features",
-    "path_tokens",
-    "tokens",
-]
+__all__ = ["GaussianProcess", "MlpEnsemble", "TransformerPredictor", "one_hot", "tokens"]

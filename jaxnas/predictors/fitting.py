@@ -90,13 +90,6 @@ def prepare(targets: Any, mask: Any, ranks: bool) -> tuple[jax.Array, jax.Array]
     return (rank_normal if ranks else standardize)(targets, mask), mask
 
 
-def check_key(key: Any) -> None:
-    """Checks that a key is one typed key; raises TypeError."""
-    if not isinstance(key, jax.Array) or not jnp.issubdtype(key.dtype, jax.dtypes.prng_key) or key.shape:
-        what = _described(key) if hasattr(key, "dtype") else repr(key)
-        raise TypeError(f"fit: key is {what}, expected one typed key, such as jax.random.key(0).")
-
-
 def matrices(inputs: Any) -> list[jax.Array]:
     """Returns the leaves of inputs [N, ...] as matrices float32 [N, F]; raises ValueError for other ones."""
     leaves = jax.tree.leaves(inputs)

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxnas.checks import check_counts, check_numbers
-from jaxnas.predictors.fitting import check_fitted, check_inputs, check_key, descend, matrices, prepare
+from jaxnas.checks import check_counts, check_key, check_numbers
+from jaxnas.predictors.fitting import check_fitted, check_inputs, descend, matrices, prepare
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +61,7 @@ class GaussianProcess:
           targets: [N], higher is better; NaN and infinities are rows not in use.
           mask: bool [N], the rows in use.
         """
-        check_key(key)
+        check_key("fit", key)
         targets, mask = prepare(targets, mask, self.ranks)
         groups = matrices(inputs)
         check_inputs(groups, mask)

@@ -8,17 +8,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxnas.checks import check_counts, check_numbers
-from jaxnas.predictors.fitting import (
-    check_fitted,
-    check_inputs,
-    check_key,
-    columns,
-    descend,
-    matrices,
-    prepare,
-    scaling,
-)
+from jaxnas.checks import check_counts, check_key, check_numbers
+from jaxnas.predictors.fitting import check_fitted, check_inputs, columns, descend, matrices, prepare, scaling
 
 
 class _Mlp(nn.Module):
@@ -67,7 +58,7 @@ class MlpEnsemble:
 
     def fit(self, key: jax.Array, inputs: Any, targets: jax.Array, mask: jax.Array) -> dict[str, Any]:
         """Returns the fitted ensemble, a pytree for `predict`; arguments as in `GaussianProcess`."""
-        check_key(key)
+        check_key("fit", key)
         targets, mask = prepare(targets, mask, self.ranks)
         groups, weight = matrices(inputs), mask.astype(jnp.float32)
         check_inputs(groups, mask)

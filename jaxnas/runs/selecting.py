@@ -22,8 +22,7 @@ from jaxnas.runs.lab import Lab
 from jaxnas.runs.methods import BY_BUDGET, Argmax, Perturbation, Pruning, Sampling, Search, Trials
 from jaxnas.runs.ranking import kendall_tau
 from jaxnas.runs.searching import Found, check_complete, history_of, tell
-from jaxnas.search.perturbation import perturbation, pruning
-from jaxnas.search.selections import Candidates
+from jaxnas.search.selections import Candidates, argmax, candidates, perturbation, pruning
 from jaxnas.search.strategy import State
 from jaxnas.space import Arch, Space
 from jaxnas.tasks import Task
@@ -85,7 +84,7 @@ def select(
                 "runs.Argmax() needs architecture parameters that were trained, by a recipe such as "
                 "Relaxed(relaxation='gumbel_softmax'); take Sampling, Trials, Perturbation or ByStrategy."
             )
-        arch = search.argmax(space, logits)
+        arch = argmax(space, logits)
     elif isinstance(method, Perturbation):
         tuner, key = None, stream(seed, "selection")
         if method.tune_steps:
@@ -198,7 +197,7 @@ def _draw(
     if isinstance(recipe, Relaxed) and recipe.cost is not None:
         relative = recipe.relative_cost(space, costs)
         low, high = (1 - method.slack) * recipe.target, recipe.target
-    return search.candidates(
+    return candidates(
         space,
         logits,
         stream(seed, "selection"),

@@ -1,19 +1,17 @@
 """Search strategies: a strategy sees a space and a function from architectures to scores."""
 
 from jaxnas.search.bounds import reachable
-from jaxnas.search.evolution import Evolution, RegularizedEvolution
+from jaxnas.search.evolution import Evolution, LocalSearch, RegularizedEvolution
 from jaxnas.search.knapsack import knapsack, replacements
-from jaxnas.search.local_search import LocalSearch
-from jaxnas.search.nsga2 import NSGA2
 from jaxnas.search.parallel import run_parallel
+from jaxnas.search.pareto import NSGA2
 from jaxnas.search.predictor_guided import PredictorGuided
 from jaxnas.search.proposals import propose
 from jaxnas.search.random_search import RandomSearch
-from jaxnas.search.reinforce import PPO, Reinforce, SoftmaxPolicy, TransformerPolicy
+from jaxnas.search.reinforce import PPO, Reinforce, TransformerPolicy
 from jaxnas.search.runner import run, scan
-from jaxnas.search.selections import argmax, candidates
 from jaxnas.search.space_evolution import ShiftRule, evolve_space
-from jaxnas.search.strategy import Pool, Strategy, ranking
+from jaxnas.search.strategy import Pool, Strategy
 from jaxnas.search.successive_halving import Hyperband, SuccessiveHalving
 
 __all__ = [
@@ -28,16 +26,12 @@ __all__ = [
     "RegularizedEvolution",
     "Reinforce",
     "ShiftRule",
-    "SoftmaxPolicy",
     "Strategy",
     "SuccessiveHalving",
     "TransformerPolicy",
-    "argmax",
-    "candidates",
     "evolve_space",
     "knapsack",
     "propose",
-    "ranking",
     "reachable",
     "replacements",
     "run",

@@ -1,15 +1,16 @@
-"""AutoFormer's evolutionary search (arXiv 2107.00651, section 3.4), and regularized evolution."""
+"""AutoFormer's evolutionary search (arXiv 2107.00651, section 3.4), regularized evolution, local search."""
 
 import dataclasses
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jaxnas.checks import check_counts, check_numbers
-from jaxnas.search.neighbors import mutants, mutate_one
+from jaxnas.search.neighbors import mutants, mutate_one, neighbors
 from jaxnas.search.proposals import propose
-from jaxnas.search.strategy import State, Strategy, ranking
+from jaxnas.search.strategy import State, Strategy, canonical, ranking
 from jaxnas.space import Arch
 
 _ATTEMPTS = 32  # Mutants of a tournament's winner that are tried where a new or feasible one is asked for.
@@ -17,19 +18,16 @@ _ATTEMPTS = 32  # Mutants of a tournament's winner that are tried where a new or
 
 @dataclasses.dataclass(frozen=True)
 class Evolution(Strategy):
-    """Evolution within bounds: mutation and crossover of the best of all generations.
+    """Evolution within bounds: mutation and crossover of the best of all generations; use as `Strategy`.
 
-    Use as `Strategy`. The first generation, or more of them, is random. Each later one has `mutations`
-    mutants of random parents and `crossovers` children of two, completed by random ones; the parents are the
-    `parents` best of everything evaluated so far. It follows the paper where the released code differs: the
-    two probabilities are not swapped, parents of any depth cross over (positions beyond the depth of one come
-    from the other), the last generation counts, and attempts are limited.
+    Each generation has mutants of random parents and children of two, completed by random ones. It follows
+    the paper where the released code differs: the two probabilities are not swapped, parents of any depth
+    cross over (positions beyond the depth of one come from the other), and the last generation counts.
 
     Attributes:
       population: how many a generation has: the batch. The paper evaluates 20 generations of 50.
       parents: how many of the best are parents.
-      mutations: mutants per generation.
-      crossovers: children of two parents per generation.
+      mutations, crossovers: mutants, and children of two parents, per generation.
       network_probability: of resampling a decision made once for the network, as depth and width
         (P_d in the paper).
       layer_probability: of resampling a decision at each position where it is repeated (P_m).
@@ -49,18 +47,14 @@ class Evolution(Strategy):
         check_counts(self, "population")
         super().__post_init__()
         check_counts(self, "parents")
-        check_counts(self, "mutations", "crossovers", "random_first", least=0)
+        check_counts(self, "mutations", "crossovers", least=0)
         check_numbers(self, "network_probability", "layer_probability", least=0, most=1)
         if self.mutations + self.crossovers > self.population:
             raise ValueError(
-                f"Evolution: {self.mutations} mutations and {self.crossovers} "
-                f"crossovers are more than the population of {self.population}."
+                f"Evolution: {self.mutations} mutations and {self.crossovers} crossovers are more than the "
+                f"population of {self.population}."
             )
-        if self.random_first > self.evaluations:
-            raise ValueError(
-                f"Evolution: random_first is {self.random_first}, expected 0 to the {self.evaluations} "
-                "evaluations."
-            )
+        check_counts(self, "random_first", least=0, most=self.evaluations)
 
     @property
     def batch(self) -> int:
@@ -115,9 +109,8 @@ class Evolution(Strategy):
 class RegularizedEvolution(Strategy):
     """Mutates the winner of a tournament among the youngest (Real et al., AAAI 2019, section 3).
 
-    Use as `Strategy`. The population is what was evaluated last: the oldest leaves, however good it is. A
-    mutation changes one decision. As published, an architecture may be evaluated again; with `unique`, bounds
-    or `canonical` it is not, and the next mutant is tried.
+    Use as `Strategy`. The population is what was evaluated last. A mutation changes one decision. As
+    published, an architecture may be evaluated again; with `unique`, bounds or `canonical` it is not.
 
     Attributes:
       population: how many are alive.
@@ -136,8 +129,7 @@ class RegularizedEvolution(Strategy):
         check_counts(self, "population", "sample")
         if self.sample > self.population:
             raise ValueError(
-                f"RegularizedEvolution: sample is {self.sample}, expected 1 to the "
-                f"population of {self.population}."
+                f"RegularizedEvolution: sample is {self.sample}, above the population of {self.population}."
             )
 
     @functools.partial(jax.jit, static_argnums=0)
@@ -172,10 +164,7 @@ class RegularizedEvolution(Strategy):
 
 
 def _distinct(key: jax.Array, n: int, k: int) -> jax.Array:
-    """Different numbers below n, every set of k equally probable, int32 [k]; Floyd's algorithm.
-
-    A sort, as in `jax.random.choice`, takes several times as long in a thousand searches at once.
-    """
+    """Different numbers below n, every set of k equally probable, int32 [k] (Floyd's algorithm)."""
     last = jnp.arange(n - k, n, dtype=jnp.int32)
     drawn = jax.random.randint(key, (k,), 0, last + 1)
 
@@ -183,3 +172,48 @@ def _distinct(key: jax.Array, n: int, k: int) -> jax.Array:
         return taken.at[i].set(jnp.where(jnp.any(taken == drawn[i]), last[i], drawn[i]))
 
     return jax.lax.fori_loop(0, k, take, jnp.full((k,), -1, jnp.int32))
+
+
+@dataclasses.dataclass(frozen=True)
+class LocalSearch(Strategy):
+    """Climbs by single changes and starts anew at a local optimum; use as `Strategy`.
+
+    Evaluates the neighbors of where it is, architectures that differ in one decision, in random order, moves
+    to the first better one, and at last to a random architecture (White et al., UAI 2021, algorithm 1, with
+    the first improvement instead of the best). Nothing is evaluated twice.
+    """
+
+    batch: int = 1  # how many to ask for at a time
+
+    def init(self, key: jax.Array) -> State:
+        """The first state; see `Strategy`."""
+        nowhere = jnp.zeros((self.space.length,), jnp.int32), jnp.float32(-jnp.inf)
+        return dataclasses.replace(super().init(key), memory=nowhere)
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def ask(self, state: State) -> tuple[Arch, State]:
+        """A batch of architectures and the next state; see `Strategy`."""
+        key, order_key, ask_key = jax.random.split(state.key, 3)
+        here, best = state.memory  # the code of the place, int32 [L], and its score, float32 []
+        around = canonical(self, neighbors(self.space, here))
+        started = best > -jnp.inf
+        groups = [(jax.random.permutation(order_key, around), jnp.where(started, self.batch, 0))]
+        archs, state = propose(self, dataclasses.replace(state, key=key), ask_key, groups)
+        asked = self.space.encode(archs)
+        is_neighbor = jnp.any(jnp.all(asked[:, None, :] == around[None, :, :], axis=2), axis=1)
+        # At a local optimum all neighbors are known, and what is asked for is random. With a score of
+        # -infinity for the place that is left, the climb resumes from whatever score comes.
+        leave = ~jnp.any(is_neighbor & state.valid)
+        return archs, dataclasses.replace(state, memory=(here, jnp.where(leave, -jnp.inf, best)))
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def tell(self, state: State, archs: Arch, scores: Any) -> State:
+        """The state that knows the scores, float [batch]; see `Strategy`."""
+        valid, (here, best) = state.valid, state.memory
+        state = super().tell(state, archs, scores)
+        scores = jnp.asarray(scores, jnp.float32)
+        usable = jnp.where(valid & jnp.isfinite(scores), scores, -jnp.inf)
+        row = jnp.argmax(usable)
+        better = usable[row] > best
+        here = jnp.where(better, self.space.encode(archs)[row], here)
+        return dataclasses.replace(state, memory=(here, jnp.where(better, usable[row], best)))

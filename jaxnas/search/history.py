@@ -10,6 +10,7 @@ import dataclasses
 import dis
 import functools
 import inspect
+import itertools
 import json
 import os
 import types
@@ -34,10 +35,6 @@ class History:
       name: of the search.
       settings: what `settings_of` says, and the objective.
       evaluations: the budget.
-
-    Raises:
-      OSError: the file cannot be written, or its folder not be made.
-      ValueError: a file that is damaged, or of another search.
     """
 
     def __init__(
@@ -58,15 +55,10 @@ class History:
     def next(self, generation: int) -> list[Line]:
         """Returns the recorded lines that come next, as far as they are of a generation."""
         rest = self.recorded[len(self.lines) :]
-        count = next((i for i, line in enumerate(rest) if line["generation"] != generation), len(rest))
-        return rest[:count]
+        return list(itertools.takewhile(lambda line: line["generation"] == generation, rest))
 
     def add(self, lines: Sequence[Mapping[str, Any]]) -> None:
-        """Compares the lines of a generation with the recorded ones, or appends them to the file.
-
-        Raises:
-          ValueError: the recorded ones are of another search.
-        """
+        """Compares the lines of a generation with the recorded ones, or appends them to the file."""
         first = {} if self.lines else {"settings": self.settings}
         new = seal([{**lines[0], **first}, *lines[1:]], self.lines)
         old, done = self.next(new[0]["generation"]), len(self.lines)
@@ -91,27 +83,19 @@ class History:
                     fault = fault or f"{name} {line.get(name)}, now {expected.get(name)}"
         if fault:
             raise ValueError(
-                f"{self.path} is not the history of this search: in generation {new[0]['generation']}, from "
-                f"index {new[0]['index']}, it recorded {fault}. Use the supernet, cost function and version "
-                "that wrote it, or another file."
+                f"{self.path} is not the history of this search: from index {new[0]['index']} it recorded "
+                f"{fault}. Use the supernet, cost function and version that wrote it, or another file."
             )
 
 
 def read(path: str | os.PathLike, name: str) -> list[Line]:
-    """Returns the lines of one search; [] if there is no file. A part of a line at the end is left out.
-
-    Raises:
-      OSError: the file cannot be written, or its folder not be made.
-      ValueError: the file is no history, or a line of the search was changed.
-    """
+    """Returns the lines of one search; [] if there is no file. A part of a line at the end is left out."""
     path = files.as_path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     files.append_lines(path, [])  # Raises now what appending would raise after an expensive evaluation.
     rest = path.read_bytes().rpartition(b"\n")[2]
     if rest[: len(_FIRST)] != _FIRST[: len(rest)]:
-        raise ValueError(
-            f"{path} is not a history of a search; its end is {rest[:60]!r}. Choose another file."
-        )
+        raise ValueError(f"{path} is not a history of a search; its end is {rest[:60]!r}.")
     found, digest = [], ""
     for number, line in enumerate(files.read_lines(path, ("index", "strategy", "digest")), start=1):
         if line["strategy"] != name:
@@ -119,8 +103,8 @@ def read(path: str | os.PathLike, name: str) -> list[Line]:
         digest = _digest(line, digest)
         if line["digest"] != digest:
             raise ValueError(
-                f"line {number} of {path} is not what the search {name!r} wrote there: it was changed, or "
-                "a line before it was lost. Restore the file, or move it away to start anew."
+                f"line {number} of {path} was changed, or a line before it was lost. Restore the file, or "
+                "move it away to start anew."
             )
         found.append(line)
     return found
@@ -158,8 +142,7 @@ def _digest(line: Line, before: str) -> str:
 def settings_of(strategy: Strategy, key: jax.Array) -> dict[str, Any]:
     """Returns what decides the course of a search, but for costs and scores, as plain values.
 
-    `evaluations` and `budget` are left out, since a search may resume with more of them, unless its strategy
-    plans by them. Functions count by their names alone.
+    A search may resume with more `evaluations` or `budget`, unless its strategy plans by them.
     """
     plain: dict[str, Any] = {
         "strategy": type(strategy).__name__,
@@ -197,21 +180,22 @@ def _check_settings(recorded: list[Line], settings: Mapping[str, Any], path: Any
         if before.get(name) != settings.get(name)
     ]
     if changed:
+        objective = before.get("objective")
         raise ValueError(
-            f"{path} holds a search with other settings: {'; '.join(changed)}. "
-            "Restore them, or move the file away to search anew."
-            + f" If another objective gives the same scores, pass objective={before.get('objective')!r}."
-            * (before.get("objective") != settings.get("objective"))
+            f"{path} holds a search with other settings: {'; '.join(changed)}. Restore them, or move the "
+            "file away to search anew."
+            + f" If another objective gives the same scores, pass objective={objective!r}."
+            * (objective != settings.get("objective"))
         )
 
 
 def digest_of(objective: Any) -> str:
     """Returns 16 hexadecimal digits that another objective does not have.
 
-    Of a Python function these count: its name, its code with all constants, its defaults, the numbers and
-    texts of outer scopes that it reads, and the same of the functions of its module that it calls, also
-    within a decorator or `functools.partial`. These do not: other modules, files, arrays and other objects,
-    and what the function itself assigns. Another version of Python may give another digest.
+    Of a Python function these count: its name, code and defaults, the numbers and texts of outer scopes that
+      it
+    reads, and the same of the functions of its module that it calls. Other modules, files and arrays do not.
+    Another version of Python may give another digest.
     """
     inner = _function(objective)
     return files.digest(_described(objective, getattr(inner, "__module__", None), set()))
@@ -250,12 +234,8 @@ def _described(value: Any, module: str | None, seen: set[types.CodeType]) -> Any
         outer = inspect.getclosurevars(function)
     except ValueError:  # A variable that has no value yet.
         outer = inspect.ClosureVars({}, {}, {}, set())
-    assigned = {
-        step.argval
-        for one in _codes(code)
-        for step in dis.get_instructions(one)
-        if step.opname in ("STORE_DEREF", "STORE_GLOBAL")
-    }
+    steps = itertools.chain.from_iterable(map(dis.get_instructions, _codes(code)))
+    assigned = {step.argval for step in steps if step.opname in ("STORE_DEREF", "STORE_GLOBAL")}
     read = sorted((k, v) for k, v in ({**outer.globals, **outer.nonlocals}).items() if k not in assigned)
     defaults = (*(function.__defaults__ or ()), *sorted((function.__kwdefaults__ or {}).items()))
     documented = code.co_consts[:1] == (function.__doc__,)

@@ -1,9 +1,8 @@
 """Search by replacing one place of a network at a time, and an exact choice among the replacements.
 
 Puzzle (Bercovich et al., arXiv 2411.19146): the score of a network is estimated by the sum of what each of
-its blocks costs when it alone is replaced. The best sum under bounds on costs that add up, such as
-parameters, multiply-accumulates and bytes of a key/value cache, is an integer program. The scores are kept,
-so another bound is one more call of `knapsack`.
+its blocks costs when it alone is replaced. The best sum under bounds on costs that add up is an integer
+program.
 """
 
 from __future__ import annotations
@@ -59,29 +58,21 @@ def replacements(
 ) -> Replacements:
     """Returns all architectures that differ from one in a single place.
 
-    For example, the layers of a network whose attention and MLP can be skipped are places of two decisions:
-
-        places = [[("layers_*/attention", i), ("layers_*/mlp", i)] for i in range(30)]
-
     Args:
       space: the search space.
       base: the architecture that is changed; None for the largest one.
       places: the elements of each place, (decision, position), with position 0 where a decision is not
-        repeated; others stay. None for all elements, of which those that decide whether others are active
+        repeated; others stay. Layers that can be skipped are [[("layers_*/attention", i), ("layers_*/mlp",
+        i)] for i in range(30)]. None for all elements, of which those that decide whether others are active
         share a place.
-
-    Raises:
-      ValueError: an element that is unknown or in two places, or a place of more than 10,000 options.
     """
     names = [(name, place) for name, choice in space.decisions for place in range(math.prod(choice.shape))]
     chosen = counting.parts_of(names, space.elements) if places is None else places
     given = [tuple(element) for place in chosen for element in place]
     for element in given:
         if element not in names or given.count(element) > 1:
-            raise ValueError(
-                f"{element} is {'in two places' if element in names else 'no element of the space'}: "
-                f"expected each of the elements at most once, such as {names[0]}; there are {len(names)}."
-            )
+            what = "in two places" if element in names else "no element of the space"
+            raise ValueError(f"{element} is {what}: expected each element, such as {names[0]}, at most once.")
     whole = np.asarray(space.encode(space.largest() if base is None else base), np.int32)
     first = np.asarray(canonical_codes(space, whole))
     rows, of = [first], [-1]
@@ -108,8 +99,7 @@ def knapsack(replaced: Replacements, scores: Any, cost: Cost, bounds: Any) -> Ar
       bounds: {name of a cost: (min, max)}, None for no bound.
 
     Raises:
-      ValueError: scores of another shape or that are not finite; costs that do not add up; bounds that no
-        combination keeps.
+      ValueError: costs that do not add up; bounds that no combination keeps.
     """
     from scipy import optimize, sparse  # a quarter of the time of `import jaxnas`
 
@@ -149,9 +139,8 @@ def knapsack(replaced: Replacements, scores: Any, cost: Cost, bounds: Any) -> Ar
         expected = costs[name][0] + change[name][picked].sum()
         if not math.isclose(float(now[name]), expected, rel_tol=1e-6):
             raise ValueError(
-                f"{name} does not add up over the places: the network has {float(now[name]):g}, and the "
-                f"sum is {expected:g}. Decisions that change each other's cost belong in one place, and a "
-                "width of the whole network in none."
+                f"{name} does not add up over the places: the network has {float(now[name]):g}, the sum is "
+                f"{expected:g}. Decisions that change each other's cost belong in one place."
             )
     return arch
 
@@ -167,11 +156,7 @@ def _ranges(replaced: Replacements, change: Any, costs: Any, limits: bounds_lib.
     """The range of each bounded cost by itself."""
     texts = []
     for name, low, high in limits:
-        edges = [float(costs[name][0])] * 2
-        for place in np.unique(replaced.places[1:]):
-            own = change[name][replaced.places == place]
-            edges = [edges[0] + min(0, own.min()), edges[1] + max(0, own.max())]
-        texts.append(
-            f"{name} can be {edges[0]:,.0f} to {edges[1]:,.0f} by itself; asked for is ({low}, {high})"
-        )
+        places = [change[name][replaced.places == place] for place in np.unique(replaced.places[1:])]
+        least, most = (costs[name][0] + sum(edge(0, *own) for own in places) for edge in (min, max))
+        texts.append(f"{name} can be {least:,.0f} to {most:,.0f} by itself; asked for is ({low}, {high})")
     return ", ".join(texts)

@@ -1,8 +1,7 @@
 """Runs a search whose evaluations are a user's slow function of one architecture, on parallel workers.
 
 The strategy is asked for the next architecture as soon as a worker is free. What is asked depends only on the
-key, the number of workers and the order of the scores, which is that of the history: so a search resumes. An
-evaluation that raises, hangs, or loses its worker has no score, and the reason beside.
+key, the number of workers and the order of the scores, which is that of the history: so a search resumes.
 """
 
 import collections
@@ -25,6 +24,9 @@ from jaxnas.search.strategy import Strategy, begin_evaluation, end_evaluation
 
 _CANCELED = 60.0  # Seconds in which Ray ends a call that was canceled, also on a busy machine.
 _log = logging.getLogger(__name__)
+
+Evaluate = Callable[[dict[str, Any]], Any]  # from option values to a number, or to a dict of numbers
+Outcome = tuple[float, dict[str, Any]]  # a score, and a note for the history: "error", "metrics"
 
 
 class Processes(futures_lib.Executor):
@@ -54,21 +56,11 @@ def _start(module: str) -> None:
 
 
 class Workers:
-    """A number of evaluations at a time, within a `with` statement; workers start with the first one.
-
-    Args:
-      evaluate: from option values to a number, or to a dict of numbers. Where workers are processes it stands
-        at the top level of a module.
-      metric: the name of the score in such a dict.
-      count: how many evaluations run at a time.
-      executor: None for `Processes`. Calls of another one but Ray cannot be ended: a worker that hangs is out
-        of use until its evaluation returns.
-      timeout: seconds that one evaluation may take; None for no limit.
-    """
+    """Evaluations of which `count` run at a time, within a `with` statement; see `run_parallel`."""
 
     def __init__(
         self,
-        evaluate: Callable[[dict[str, Any]], Any],
+        evaluate: Evaluate,
         metric: str | None,
         count: int,
         executor: futures_lib.Executor | None = None,
@@ -76,7 +68,7 @@ class Workers:
     ) -> None:
         self._evaluate, self._metric = evaluate, metric
         self._count, self._given, self._timeout = count, executor, timeout
-        self._executor: futures_lib.Executor | None = None
+        self._executor: futures_lib.Executor | None = None  # starts with the first evaluation
         self._waiting: collections.deque[tuple[int, dict[str, Any]]] = collections.deque()
         self._running: dict[futures_lib.Future, tuple[int, float]] = {}  # the number, and when it is late
         self._late: set[futures_lib.Future] = set()  # had their time, and keep their workers busy
@@ -93,35 +85,23 @@ class Workers:
         self._waiting.append((number, values))
 
     def next(self) -> tuple[int, float, dict[str, Any]]:
-        """Waits until some evaluation has ended, and returns its number and what `judged` says of it.
-
-        Raises:
-          RuntimeError: the executor takes no more calls, or all its workers are stuck.
-        """
+        """Waits until some evaluation has ended, and returns its number and what `judged` says of it."""
         while True:
             self._begin()
             if not self._running:
                 raise RuntimeError(
-                    f"search: all {self._count} workers of the executor are still busy with evaluations that "
-                    f"took more than {self._timeout} seconds. Resume with a new executor and the same "
-                    "history; or give no executor, and workers that hang are ended and replaced."
+                    f"search: all {self._count} workers of the executor are busy with evaluations that took "
+                    f"more than {self._timeout} seconds. Resume with a new executor and the same history; or "
+                    "give none, and workers that hang are replaced."
                 )
             now = time.monotonic()
             for future, (number, end) in self._running.items():
-                if not future.done() and now < end:
-                    continue
-                del self._running[future]
-                if future.done():
+                if future.done() or now >= end:
+                    del self._running[future]
                     return number, *self._outcome(future)
-                future.cancel()  # one that has not begun, and on Ray also one that runs
-                self._late.add(future)
-                return number, *self._took_too_long()
             first = min(end for _, end in self._running.values()) - now
-            futures_lib.wait(
-                [*self._running, *self._late],
-                timeout=None if first == float("inf") else first,
-                return_when=futures_lib.FIRST_COMPLETED,
-            )
+            wait = None if first == float("inf") else first
+            futures_lib.wait([*self._running, *self._late], wait, futures_lib.FIRST_COMPLETED)
 
     def _begin(self) -> None:
         if self._executor is None:
@@ -131,13 +111,11 @@ class Workers:
         self._late = {future for future in self._late if not future.done()}
         while self._waiting and len(self._running) + len(self._late) < self._count:
             number, values = self._waiting.popleft()
-            own = self._given is None  # `Processes` have a time-out of their own
-            end = float("inf") if own or self._timeout is None else time.monotonic() + self._timeout
-            if own:
-                future = self._executor.submit(scored, self._evaluate, self._metric, values)
+            if self._given is None:  # `Processes` have a time-out of their own
+                future, end = self._executor.submit(scored, self._evaluate, self._metric, values), None
             else:  # Workers of others may have no jaxnas.
-                future = self._executor.submit(self._evaluate, values)
-            self._running[future] = number, end
+                future, end = self._executor.submit(self._evaluate, values), self._timeout
+            self._running[future] = number, float("inf") if end is None else time.monotonic() + end
 
     def _started(self) -> futures_lib.Executor:
         if self._given is None:
@@ -150,23 +128,23 @@ class Workers:
             executors.check_import(self._evaluate, self._given)
         return self._given
 
-    def _outcome(self, future: futures_lib.Future) -> tuple[float, dict[str, Any]]:
+    def _outcome(self, future: futures_lib.Future) -> Outcome:
+        late = _failed(f"TimeoutError: it took more than {self._timeout} seconds")
+        if not future.done():
+            future.cancel()  # one that has not begun, and on Ray also one that runs
+            self._late.add(future)
+            return late
         try:
             returned = future.result()
             return returned if self._given is None else judged(returned, self._metric)
         except (futures_lib.BrokenExecutor, pebble.ProcessExpired) as error:
             return _failed(f"the worker died: {error}")
         except (Exception, SystemExit) as error:
-            late = self._given is None and isinstance(error, TimeoutError)
-            return self._took_too_long() if late else _failed(f"{type(error).__name__}: {error}")
-
-    def _took_too_long(self) -> tuple[float, dict[str, Any]]:
-        return _failed(f"TimeoutError: it took more than {self._timeout} seconds")
+            own = self._given is None and isinstance(error, TimeoutError)
+            return late if own else _failed(f"{type(error).__name__}: {error}")
 
 
-def scored(
-    evaluate: Callable[[dict[str, Any]], Any], metric: str | None, values: dict[str, Any]
-) -> tuple[float, dict[str, Any]]:
+def scored(evaluate: Evaluate, metric: str | None, values: dict[str, Any]) -> Outcome:
     """Evaluates an architecture on a worker; what it returns or raises may not be fit to be sent."""
     try:
         return judged(evaluate(values), metric)
@@ -174,11 +152,8 @@ def scored(
         return _failed(f"{type(error).__name__}: {error}")
 
 
-def judged(returned: Any, metric: str | None) -> tuple[float, dict[str, Any]]:
-    """Returns the score in what an evaluation returned, and a note for the history.
-
-    The score is NaN if the evaluation failed, with the reason as "error"; numbers of a dict are "metrics".
-    """
+def judged(returned: Any, metric: str | None) -> Outcome:
+    """Returns the score in what an evaluation returned, NaN if it failed, and a note for the history."""
     note: dict[str, Any] = {}
     if isinstance(returned, dict):
         if metric not in returned:
@@ -193,7 +168,7 @@ def judged(returned: Any, metric: str | None) -> tuple[float, dict[str, Any]]:
     return number, note
 
 
-def _failed(reason: str, note: dict[str, Any] | None = None) -> tuple[float, dict[str, Any]]:
+def _failed(reason: str, note: dict[str, Any] | None = None) -> Outcome:
     return float("nan"), {**(note or {}), "error": reason[:500]}
 
 
@@ -210,7 +185,7 @@ def _number(value: Any) -> float | None:
 
 def run_parallel(
     strategy: Strategy,
-    evaluate: Callable[[dict[str, Any]], Any],
+    evaluate: Evaluate,
     key: jax.Array,
     *,
     workers: int = 1,
@@ -225,30 +200,26 @@ def run_parallel(
     """Runs a search on parallel workers to its end.
 
     An evaluation fails if it raises, takes too long, returns no finite number, or its worker dies. Its score
-    is then null in the history, beside "error" with the reason, and the search continues; it ends if the
-    first 20 fail.
+    is then null in the history, beside "error" with the reason, and the search continues.
 
     Args:
       strategy: one that is asked for one architecture at a time, with batch=1.
       evaluate: from the option values of one architecture, as `space.to_dict` gives them, to a number (higher
-        is better), or to a dict of numbers of which `metric` is the score.
-      key: a typed key; the same key, settings, scores and order of scores give the same search.
+        is better), or to a dict of numbers of which `metric` is the score. It stands at the top level of a
+        module where workers are processes.
+      key: a typed key.
       workers: how many architectures are evaluated at a time. A search resumes with the same number only.
-      executor: of `concurrent.futures`, `executors.Ray()`, or that of a Dask client, with at least as many
-        workers. By default each worker is a process, replaced when it hangs or dies. On Ray an evaluation
-        whose worker dies is run again. A worker of another executor that hangs is out of use, and a pool that
-        breaks ends the search; its history is kept.
+      executor: of `concurrent.futures`, `executors.Ray()`, or that of a Dask client. By default each worker
+        is a process, replaced when it hangs or dies. A worker of another executor but Ray that hangs is out
+        of use until its evaluation returns.
       timeout: seconds that an evaluation may take; None for no limit.
       metric: the score's name, where the evaluation returns a dict. The others are kept in the history.
-      history_path: a JSONL file with a line for each evaluation, in the order in which they ended. The search
-        resumes from it.
-      name, objective, progress: see `search.run`.
+      history_path, name, objective, progress: see `search.run`.
 
     Raises:
-      ValueError: a strategy that asks for generations, workers that cannot import `evaluate`, bounds that no
-        architecture keeps, only failed evaluations, or a history that is damaged or of another search.
+      ValueError: as `search.run`, a strategy that asks for generations, or workers that cannot import
+        `evaluate`.
       RuntimeError: an executor that broke, or whose workers are all stuck.
-      OSError: before the first evaluation, if the history cannot be written.
     """
     _check(strategy, workers, executor, timeout)
     runner.check_search(strategy, evaluate, key, "values")
@@ -288,9 +259,8 @@ def _check(strategy: Any, workers: Any, executor: Any, timeout: Any) -> None:
     if strategy.batch != 1 or strategy.fidelities is not None or strategy.objectives is not None:
         raise ValueError(
             f"search: {type(strategy).__name__} asks for batches of {strategy.batch}, or for all scores of a "
-            "rung. RandomSearch, LocalSearch, RegularizedEvolution, PredictorGuided and Reinforce run in "
-            "parallel, with batch=1; for the others call search.run(..., batched=True) with an evaluation "
-            "that spreads its batch over workers itself."
+            "rung. Take one that runs with batch=1, such as RegularizedEvolution, or search.run with "
+            "batched=True and an evaluation that spreads its batch over workers itself."
         )
     if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
         raise ValueError(f"search: workers is {workers!r}, expected an int of at least 1.")
@@ -299,8 +269,8 @@ def _check(strategy: Any, workers: Any, executor: Any, timeout: Any) -> None:
         raise ValueError(f"search: timeout is {timeout!r}, expected seconds above 0, or None for no limit.")
     if executor is not None and not isinstance(executor, futures_lib.Executor):
         raise TypeError(
-            f"search: executor is a {type(executor).__name__}, expected a concurrent.futures.Executor. A "
-            "client of Dask makes one by client.get_executor()."
+            f"search: executor is a {type(executor).__name__}, expected a concurrent.futures.Executor, as "
+            "client.get_executor() of Dask."
         )
 
 
@@ -313,6 +283,5 @@ def _recorded(line: dict[str, Any], running: dict[int, Any], path: Any) -> tuple
             return number, score, note
     raise ValueError(
         f"{path} is not the history of this search: at index {line['index']} it recorded "
-        f"{line['architecture']}, which is not asked for now. Use the cost function and version that wrote "
-        "it, or another file."
+        f"{line['architecture']}, which is not asked for now. Use the version that wrote it, or another file."
     )

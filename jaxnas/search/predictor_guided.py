@@ -23,8 +23,8 @@ class PredictorGuided(Strategy):
     """Evaluates what a predictor, fitted to all results so far, finds most promising.
 
     First `initial` random architectures; then, refitting before each choice, that of the largest acquisition
-    among
-    the candidates: the whole space where it can be listed (or a given pool), else mutants of the best and
+    among the candidates: the whole space where it can be listed (or a given pool), else mutants of the best
+      and
     random ones. Nothing is evaluated twice. A failed evaluation counts as the worst score so far, so that its
     neighborhood is avoided; what is being evaluated meanwhile counts as a score in the middle, so that the
     next one is elsewhere (a constant liar: Ginsbourger et al. 2010). Use as `Strategy`.
@@ -35,9 +35,8 @@ class PredictorGuided(Strategy):
       features: from an architecture to the predictor's inputs, a pytree; traceable.
       acquisition: "expected_improvement" over the predicted means of what was evaluated, "upper_confidence"
         (mean and `confidence` standard deviations) or "thompson" (an independent draw for each candidate).
-      confidence: see above.
-      initial: random architectures at the start, at least 2. Few are best for a Gaussian process, which knows
-        its uncertainty; other predictors need more.
+      initial: random architectures at the start, at least 2; more for other predictors than a Gaussian
+        process.
       batch: how many to ask for at a time.
       pool: architectures to choose from, where only these can be evaluated.
       mutants: candidates made at a time, where the space can't be listed.
@@ -58,15 +57,13 @@ class PredictorGuided(Strategy):
         check_methods(self, "predictor", ("fit", "predict"), "predictors.GaussianProcess()")
         if not callable(self.features):
             raise TypeError(
-                f"PredictorGuided: features is {self.features!r}, expected a function from an architecture "
-                "to the predictor's inputs, such as predictors.one_hot(space)."
+                f"PredictorGuided: features is {self.features!r}, expected predictors.one_hot(space)."
             )
         if self.pool is not None:
             check_pool(self.pool, self.space, "PredictorGuided: pool")
         if self.acquisition not in ACQUISITIONS:
             raise ValueError(
-                f"PredictorGuided: acquisition is {self.acquisition!r}, expected one "
-                f"of {', '.join(ACQUISITIONS)}."
+                f"PredictorGuided: acquisition is {self.acquisition!r}, expected one of {ACQUISITIONS}."
             )
         check_counts(self, "initial", least=2)  # a predictor needs two points
         check_counts(self, "mutants")
@@ -104,18 +101,12 @@ class PredictorGuided(Strategy):
         value = self._value(fitted, inputs, inputs, rows, ~jnp.isnan(state.scores), choice_key)
         random = jax.random.uniform(ask_key, value.shape)
         value = jnp.where(asked < self.initial, random, value)
-        value = jnp.where(taken, -jnp.inf, value)
-        # A batch may be larger than what there is.
-        value = jnp.pad(value, (0, max(self.batch - len(codes), 0)), constant_values=-jnp.inf)
-        value, chosen = jax.lax.top_k(value, self.batch)
-        left = jnp.int32(self.evaluations) - asked
-        valid = (value > -jnp.inf) & (jnp.arange(self.batch) < left)
-        # Rows that are not valid repeat the first, or an old one.
-        chosen = jnp.where(valid, chosen, chosen[0])
-        places = jnp.where(valid, asked + jnp.arange(self.batch), self.evaluations)
+        value, chosen = jax.lax.top_k(jnp.where(taken, -jnp.inf, value), 1)
+        there, left = value > -jnp.inf, asked < self.evaluations
+        valid = there & left
         taken = taken.at[jnp.where(valid, chosen, len(codes))].set(True, mode="drop")
-        memory = codes, inputs, taken, rows.at[places].set(chosen, mode="drop")
-        exhausted = ~jnp.all(valid | (jnp.arange(self.batch) >= left))
+        rows = rows.at[jnp.where(valid, asked, self.evaluations)].set(chosen, mode="drop")
+        memory, exhausted = (codes, inputs, taken, rows), left & ~there[0]
         state = dataclasses.replace(state, memory=memory, valid=valid, exhausted=exhausted)
         return self.space.decode(codes[chosen]), state
 
@@ -145,7 +136,7 @@ class PredictorGuided(Strategy):
                 arch = self.space.to_dict(self.space.decode(codes[int(np.argmax(wrong))]))
                 raise ValueError(
                     f"PredictorGuided: features returns NaN or infinity for {wrong.sum()} of {len(leaf)} "
-                    f"architectures, first for {arch}. A predictor needs finite numbers."
+                    f"architectures, first for {arch}."
                 )
 
     def _value(
@@ -198,8 +189,7 @@ def _targets(state: State) -> tuple[jax.Array, jax.Array]:
 def _places(codes: jax.Array, rows: jax.Array, state: State) -> jax.Array:
     """For each architecture of the history, its row among all codes [n, L], int32 [H].
 
-    `rows` is the answer of before. It is wrong where evaluations have ended in another order than they began,
-    since architectures then change their places in the history.
+    `rows` is the answer of before, wrong where evaluations have ended in another order than they began.
     """
     asked = jnp.arange(len(rows)) < state.size + state.pending
 

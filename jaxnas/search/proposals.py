@@ -58,10 +58,10 @@ def admit(strategy: Strategy, state: State, batch: Batch, groups: list[Group]) -
     old |= _any_equal(packed, packed, (place[None, :] < place[:, None]) & taken[None, :])
     new = ~old & bounds_lib.feasible(space, strategy.cost, strategy.bounds, codes)
     parts = jnp.split(new, np.cumsum([len(codes) for codes, _ in groups])[:-1])
-    within = [
-        jnp.cumsum(part, dtype=jnp.int32) <= quota for part, (_, quota) in zip(parts, groups, strict=True)
-    ]
-    new = jnp.concatenate([part & kept for part, kept in zip(parts, within, strict=True)])
+    quotas = [quota for _, quota in groups]
+    new = jnp.concatenate(
+        [x & (jnp.cumsum(x, dtype=jnp.int32) <= quota) for x, quota in zip(parts, quotas, strict=True)]
+    )
     new &= jnp.cumsum(new, dtype=jnp.int32) <= _want(strategy, state) - batch.count
     return batch.add(codes, new)
 
@@ -89,18 +89,9 @@ def _any_equal(a: jax.Array, b: jax.Array, used: jax.Array) -> jax.Array:
 def propose(strategy: Strategy, state: State, key: jax.Array, groups: list[Group]) -> tuple[Arch, State]:
     """Returns a batch of new feasible architectures, and the state that awaits their scores.
 
-    What the groups leave open is filled at random. What that leaves open is filled by mutants of
-    the feasible architectures that are known, since tight bounds refuse nearly all random ones;
-    last, in a space small enough to be listed, by any that are left. Rows that stay open are not
-    valid and repeat the first row.
-
-    Args:
-      strategy, state: of the search.
-      key: a typed key.
-      groups: candidates of the strategy, int32 [n, L], each group with its quota, int32 [].
-
-    Returns:
-      Architectures with a leading axis `strategy.batch`, and the next state.
+    What the groups, candidates int32 [n, L] and a quota int32 [] each, leave open is filled at random; then
+    by mutants of the feasible architectures that are known, since tight bounds refuse nearly all random ones;
+    last, in a space small enough to be listed, by any that are left. Rows that stay open are not valid.
     """
     space, full = strategy.space, _want(strategy, state)
 
@@ -157,10 +148,7 @@ def _complete(state: State, batch: Batch, full: jax.Array, key: jax.Array, codes
 
 
 def listed(strategy: Strategy) -> np.ndarray | None:
-    """Returns all feasible architectures of the pool or of a small space, int32 [n, L]; None of a large one.
-
-    There is one for each network where `strategy.canonical` says which are equal.
-    """
+    """Returns all feasible architectures of the pool or a small space, int32 [n, L]; None of a large one."""
     return _listed(strategy.space, strategy.cost, strategy.bounds, strategy.canonical, strategy.pool)
 
 
@@ -181,13 +169,8 @@ def _relatives(strategy: Strategy, state: State, batch: Batch, key: jax.Array) -
     space = strategy.space
     pick_key, key = jax.random.split(key)
     known = jnp.concatenate([state.seeds, state.codes, batch.codes])
-    used = jnp.concatenate(
-        [
-            jnp.ones(state.seeds.shape[:1], bool),
-            jnp.arange(strategy.evaluations) < state.size,
-            jnp.arange(strategy.batch) < batch.count,
-        ]
-    )
+    evaluated, added = jnp.arange(strategy.evaluations) < state.size, jnp.arange(strategy.batch) < batch.count
+    used = jnp.concatenate([jnp.ones(state.seeds.shape[:1], bool), evaluated, added])
     # Architectures that are known come first, in their order, whatever the capacity of the history is.
     known = known[jnp.argsort(~used, stable=True)]
     rows = jax.random.randint(pick_key, (_candidates(strategy),), 0, jnp.sum(used, dtype=jnp.int32))

@@ -13,15 +13,11 @@ from jaxnas.space import Arch
 
 @dataclasses.dataclass(frozen=True)
 class RandomSearch(Strategy):
-    """Random architectures within bounds, each evaluated once; use as `Strategy`.
-
-    Attributes:
-      batch: how many to ask for at a time.
-    """
+    """Random architectures within bounds, each evaluated once; use as `Strategy`."""
 
     name = "random"
     learns = False  # it is what others are compared with
-    batch: int = 50
+    batch: int = 50  # how many to ask for at a time
 
     @functools.partial(jax.jit, static_argnums=0)
     def ask(self, state: State) -> tuple[Arch, State]:
@@ -32,13 +28,7 @@ class RandomSearch(Strategy):
 
 @dataclasses.dataclass(frozen=True)
 class Listed(Strategy):
-    """Evaluates the architectures of a pool in their order; use as `Strategy`.
-
-    Attributes:
-      given: the architectures, whose number is that of the evaluations.
-      batch: how many to ask for at a time.
-      name: what a history calls the search.
-    """
+    """Evaluates the architectures of a pool, `given`, in their order; use as `Strategy`."""
 
     learns = False
     batch: int = 1

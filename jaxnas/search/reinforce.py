@@ -21,10 +21,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxnas.checks import check_counts, check_methods, check_numbers
+from jaxnas.checks import check_counts, check_key, check_methods, check_numbers
 from jaxnas.search.neighbors import canonical_codes
 from jaxnas.search.proposals import propose
-from jaxnas.search.strategy import State, Strategy, as_told, check_key, ranking
+from jaxnas.search.strategy import State, Strategy, as_told, ranking
 from jaxnas.space import Arch, Space
 
 CONTEXT = 3
@@ -58,13 +58,9 @@ def _score(space: Space, logits: jax.Array, code: jax.Array) -> tuple[jax.Array,
 
 @dataclasses.dataclass(frozen=True)
 class SoftmaxPolicy:
-    """An independent softmax for each decision (Zoph and Le's baseline; NAS-Bench-201's REINFORCE).
+    """An independent softmax for each decision (Zoph and Le's baseline; NAS-Bench-201's REINFORCE)."""
 
-    Attributes:
-      scale: standard deviation of the logits at the start.
-    """
-
-    scale: float = 1e-3
+    scale: float = 1e-3  # standard deviation of the logits at the start
 
     def __post_init__(self):
         check_numbers(self, "scale", least=0)
@@ -122,15 +118,10 @@ class _Decoder(nn.Module):
 
 @dataclasses.dataclass(frozen=True)
 class TransformerPolicy:
-    """An autoregressive causal Transformer over the decisions, masked to each decision's options.
-
-    The first token carries what the search has seen so far, the others the partial architecture
-    (in the spirit of masked-attention density estimators, arXiv 2006.00939).
+    """A causal Transformer over the decisions; its first token carries what the search has seen so far.
 
     Attributes:
-      width: of the tokens.
-      layers: how many blocks there are.
-      heads: of the attention.
+      width, layers, heads: of the Transformer.
     """
 
     width: int = 32
@@ -141,7 +132,7 @@ class TransformerPolicy:
         check_counts(self, "width", "layers", "heads")
         if self.width % self.heads:
             raise ValueError(
-                f"TransformerPolicy: width is {self.width}, expected a multiple of the {self.heads} heads."
+                f"TransformerPolicy: width is {self.width}, no multiple of the {self.heads} heads."
             )
 
     def _module(self, space: Space) -> _Decoder:
@@ -190,9 +181,8 @@ class Learner:
 class Reinforce(Strategy):
     """Policy gradients on batches of architectures; use as `Strategy`.
 
-    The reward of an architecture is the share of all scores so far that its own exceeds: whatever
-    the unit of the scores, and robust against a few very bad ones. Nothing is evaluated twice: of
-    the policy's draws the new ones are asked for, and random ones if there are too few.
+    The reward of an architecture is the share of all scores so far that its own exceeds. Nothing is evaluated
+    twice: of the policy's draws the new ones are asked for, and random ones if there are too few.
 
     Attributes:
       policy: draws the architectures; see this module.
@@ -201,9 +191,8 @@ class Reinforce(Strategy):
       baseline: "average" (moving, of the rewards) or "value" (the policy's own prediction).
       decay: of the moving average.
       entropy: weight of the entropy in the objective.
-      queue: how many of the best so far are imitated beside (priority queue training, Abolafia et
-        al. 2018); 0 for plain policy gradients.
-      queue_weight: weight of their log-likelihood.
+      queue, queue_weight: how many of the best so far are imitated beside, and the weight of their
+        log-likelihood (priority queue training, Abolafia et al. 2018).
       steps_per_batch: gradient steps on each batch.
     """
 
@@ -219,16 +208,14 @@ class Reinforce(Strategy):
 
     def __post_init__(self):
         super().__post_init__()
-        check_methods(self, "policy", ("init", "sample", "evaluate"), "search.SoftmaxPolicy()")
+        check_methods(self, "policy", ("init", "sample", "evaluate"), "search.TransformerPolicy()")
         check_counts(self, "queue", least=0)
         check_counts(self, "steps_per_batch")
         check_numbers(self, "learning_rate", above=0)
         check_numbers(self, "decay", least=0, below=1)
         check_numbers(self, "entropy", "queue_weight", least=0)
         if self.baseline not in ("average", "value"):
-            raise ValueError(
-                f"{type(self).__name__}: baseline is {self.baseline!r}, expected 'average' or 'value'."
-            )
+            raise ValueError(f"Reinforce: baseline is {self.baseline!r}, expected 'average' or 'value'.")
 
     @property
     def plans_by_budget(self) -> bool:
@@ -237,7 +224,7 @@ class Reinforce(Strategy):
 
     def init(self, key: jax.Array) -> State:
         """The first state; see `Strategy`."""
-        check_key(key)
+        check_key("search", key)
         key, policy_key = jax.random.split(key)
         params = self.policy.init(policy_key, self.space)
         learner = Learner(params, self._optimizer().init(params), jnp.float32(0), jnp.float32(0))
@@ -323,15 +310,11 @@ class Reinforce(Strategy):
 
 @dataclasses.dataclass(frozen=True)
 class PPO(Reinforce):
-    """Proximal policy optimization: several clipped steps on each batch; see `Reinforce`.
-
-    Attributes:
-      clip: how far from 1 the ratio of the new to the old probability may be; beyond, it is cut off.
-    """
+    """Proximal policy optimization: several clipped steps on each batch; see `Reinforce`."""
 
     baseline: str = "value"
     steps_per_batch: int = 4
-    clip: float = 0.2
+    clip: float = 0.2  # how far from 1 the ratio of the new to the old probability counts
 
     def __post_init__(self):
         super().__post_init__()

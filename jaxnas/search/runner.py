@@ -1,9 +1,8 @@
 """Runs a search: asks, evaluates, tells, records; step by step, or as one compiled program.
 
 `run` and `run_parallel` call a plain Python function of the option values of one architecture, such as
-`{"width": 32}`. What is traced or vectorized takes a batch of architectures, arrays of option indices with a
-leading axis: the function of `scan`, and that of `run` with `batched=True`. All are the same search: the same
-key gives the same architectures in the same order.
+`{"width": 32}`; `scan`, and `run` with `batched=True`, one of a batch of architectures, arrays of option
+indices with a leading axis. The same key gives the same architectures in the same order.
 """
 
 import dataclasses
@@ -18,11 +17,12 @@ import jax
 import numpy as np
 
 from jaxnas import display, files
+from jaxnas.checks import check_key
 from jaxnas.search import bounds
 from jaxnas.search.blas import one_thread
 from jaxnas.search.history import History, Line, digest_of, settings_of
 from jaxnas.search.proposals import listed
-from jaxnas.search.strategy import State, Strategy, as_told, check_key, score_shape
+from jaxnas.search.strategy import State, Strategy, as_told, score_shape
 from jaxnas.space import Arch
 
 _log = logging.getLogger(__name__)
@@ -95,18 +95,16 @@ def run(
     """Runs a search to its end.
 
     Args:
-      strategy: of this package or user-defined; see `Strategy`.
+      strategy: see `Strategy`.
       evaluate: from the option values of one architecture, as `space.to_dict` gives them, to its score, a
         number (or M of them); higher is better. Of a strategy with fidelities it takes the fidelity, an int,
         too, and may return (score, seconds).
       key: a typed key; the same key, settings and scores give the same search.
       batched: whether `evaluate` takes a batch of architectures instead, arrays of option indices with a
-        leading axis n, and returns scores, float [n] (or [n, M]), or (scores, seconds), float [n] each. It is
-        called once for each generation; n is the strategy's batch, and less only at the end of a search or of
-        a rung.
-      history_path: a JSONL file with a line for each evaluation, appended to after each generation. The
-        search resumes from it: complete generations are not evaluated again. Searches of other names may
-        share it, one after the other.
+        leading axis n, and returns scores, float [n] (or [n, M]), or (scores, seconds), float [n] each; n is
+        the strategy's batch, and less only at the end of a search or of a rung.
+      history_path: a JSONL file with a line for each evaluation, appended to after each generation, from
+        which the search resumes. Searches of other names may share it, one after the other.
       name: of this search in the file; by default the strategy's.
       objective: a version, or a mapping of all that the scores depend on, such as digests of weights and
         data, to compare with the history. None for a digest of the function's code and constants; what other
@@ -115,8 +113,8 @@ def run(
       progress: called after each generation.
 
     Raises:
-      ValueError: bounds that no architecture keeps, scores of another shape, only failed evaluations (after
-        20, or at the end), or a history that is damaged or of another search, which stays as it is.
+      ValueError: bounds that no architecture keeps, only failed evaluations (after 20, or at the end), or a
+        history that is damaged or of another search, which stays as it is.
       OSError: before the first evaluation, if the history cannot be written.
     """
     check_search(strategy, evaluate, key, "architectures" if batched else "values")
@@ -132,7 +130,8 @@ def run(
         if told is None:
             if before is not None:
                 before(state)
-            told = _evaluated(strategy, evaluate, asked, archs, rows, batched)
+            given = jax.tree.map(lambda x, rows=rows: x[rows], archs)
+            told = _evaluated(strategy, evaluate, asked, given, batched)
         whole = [np.zeros((strategy.batch, *x.shape[1:]), np.float32) for x in told]
         for all_rows, x in zip(whole, told, strict=True):
             all_rows[rows] = x
@@ -147,13 +146,10 @@ def scan(strategy: Strategy, evaluate: Callable[..., Any], key: jax.Array) -> St
     A thousand searches at once are `jax.vmap(lambda key: search.scan(strategy, evaluate, key))(keys)`.
 
     Args:
-      strategy: of this package or user-defined; see `Strategy`.
-      evaluate: from a batch of architectures to scores, float [batch] (or [batch, M]), traceable: what it
-        draws or computes by NumPy is the same in each call. Rows that are not valid are evaluated too, and
-        ignored.
-        Of a strategy with fidelities: from a batch and a fidelity, int32 [], to scores or (scores, seconds),
-        float [batch] each.
-      key: a typed key.
+      strategy: see `Strategy`.
+      evaluate: from a batch of architectures to scores, float [batch] (or [batch, M]), traceable. Rows that
+        are not valid are evaluated too, and ignored. Of a strategy with fidelities: from a batch and a
+        fidelity, int32 [], to scores or (scores, seconds), float [batch] each.
 
     Returns:
       The last state; its `codes`, `scores` [evaluations, ...] and `size` are the history, in order.
@@ -180,11 +176,11 @@ def scan(strategy: Strategy, evaluate: Callable[..., Any], key: jax.Array) -> St
 
 
 def check_search(strategy: Any, evaluate: Any, key: Any, given: str) -> None:
-    """Checks a strategy, a key, and a function of "values" of one architecture, or of "architectures"."""
+    """Checks a strategy, a key, and a function of "values" or of "architectures"."""
     check_strategy(strategy)
     if not callable(evaluate):
         raise TypeError(f"search: evaluate is {evaluate!r}, expected a function of {given}.")
-    check_key(key)
+    check_key("search", key)
     arguments = (given,) if strategy.fidelities is None else (given, "fidelity")
     try:
         # What a decorator wraps may take other arguments than the decorated function.
@@ -192,18 +188,14 @@ def check_search(strategy: Any, evaluate: Any, key: Any, given: str) -> None:
     except ValueError:  # Some functions that are not written in Python have no signature.
         return
     except TypeError as error:
-        raise TypeError(
-            f"search: {type(strategy).__name__} calls evaluate({', '.join(arguments)}): {error}."
-        ) from None
+        call = f"{type(strategy).__name__} calls evaluate({', '.join(arguments)})"
+        raise TypeError(f"search: {call}: {error}.") from None
 
 
 def check_strategy(strategy: Any) -> None:
     """Checks that something is a strategy; raises TypeError."""
     if not isinstance(strategy, Strategy):
-        raise TypeError(
-            f"search: {strategy!r} is no strategy: an instance of a frozen dataclass that inherits "
-            "jaxnas.search.Strategy and has a method ask."
-        )
+        raise TypeError(f"search: {strategy!r} is no strategy, an instance of a subclass of search.Strategy.")
 
 
 def open_history(
@@ -239,25 +231,19 @@ def _recorded(strategy: Strategy, lines: Sequence[Line], count: int) -> tuple[np
 
 
 def _evaluated(
-    strategy: Strategy,
-    evaluate: Callable[..., Any],
-    asked: State,
-    archs: Arch,
-    rows: np.ndarray,
-    batched: bool,
+    strategy: Strategy, evaluate: Callable[..., Any], asked: State, archs: Arch, batched: bool
 ) -> tuple[np.ndarray, ...]:
-    """The scores of some rows of a batch, float32 [rows, ...], and their seconds, if there are any."""
-    archs = jax.tree.map(lambda x: x[rows], archs)
-    fidelity = () if strategy.fidelities is None else (int(strategy.fidelity(asked)),)
-    lead = (len(rows),) if batched else ()
+    """The scores of n architectures, float32 [n, ...], and their seconds, if there are any."""
     given = [archs] if batched else strategy.space.to_dicts(archs)
+    lead = jax.tree.leaves(archs)[0].shape[:1] if batched else ()
+    shapes, join = (lead + score_shape(strategy), lead), np.concatenate if batched else np.stack
+    fidelity = () if strategy.fidelities is None else (int(strategy.fidelity(asked)),)
     columns = []
     for one in given:
         told = evaluate(one, *fidelity)
         pair = told if fidelity and isinstance(told, tuple) else (told,)
-        shapes = (lead + score_shape(strategy), lead)
         columns.append([_checked(x, shape) for x, shape in zip(pair, shapes, strict=False)])
-    return tuple((np.concatenate if batched else np.stack)(column) for column in zip(*columns, strict=True))
+    return tuple(join(column) for column in zip(*columns, strict=True))
 
 
 def _checked(told: Any, shape: tuple[int, ...]) -> np.ndarray:
@@ -267,9 +253,9 @@ def _checked(told: Any, shape: tuple[int, ...]) -> np.ndarray:
     except (TypeError, ValueError):  # rows of different lengths
         array = np.asarray(None)
     if array.shape != shape or array.dtype.kind not in "fiu" and array.dtype != "bfloat16":
+        what = f"float {list(shape)}" if shape else "a number"
         raise ValueError(
-            f"search: the evaluation returned {array.dtype}{list(array.shape)}, expected float {list(shape)}"
-            + (f" for {shape[0]} architectures." if shape else ": a number.")
+            f"search: the evaluation returned {array.dtype}{list(array.shape)}, expected {what}."
         )
     return array.astype(np.float32)
 
@@ -295,8 +281,9 @@ def record(
     if len(history.lines) >= _HOPELESS:
         _check_scores(state, history)
     if progress is not None:
-        best = math.nan if _all_failed(state) else float(np.max(strategy.best(state)[1]))
-        progress(Standing(int(state.size), strategy.evaluations, best, int(state.skipped)))
+        done, failed = int(state.size), int(state.skipped)
+        best = math.nan if done == failed else float(np.max(strategy.best(state)[1]))
+        progress(Standing(done, strategy.evaluations, best, failed))
 
 
 def _costs(strategy: Strategy, arch: Arch) -> dict[str, Any]:
@@ -307,13 +294,9 @@ def _costs(strategy: Strategy, arch: Arch) -> dict[str, Any]:
     return {name: np.asarray(x).item() for name, x in bounds.check_costs(strategy.cost(arch)).items()}
 
 
-def _all_failed(state: State) -> bool:
-    return int(state.skipped) == int(state.size)
-
-
 def _check_scores(state: State, history: History) -> None:
     """Raises ValueError if all evaluations failed, with the first reason that the history has."""
-    if _all_failed(state):
+    if int(state.skipped) == int(state.size):
         reason = next((f"The first: {line['error']}. " for line in history.lines if "error" in line), "")
         raise ValueError(
             f"search: all {int(state.size)} evaluations failed: they raised, or gave no finite number. "
@@ -331,9 +314,8 @@ def make_result(strategy: Strategy, state: State, history: History) -> Result:
         ending = "search: ends after %d of %d evaluations: no other feasible architecture is %s."
         _log.log(level, ending, count, strategy.evaluations, what)
     if failed:
-        reason = "they raised, or gave no finite number"
-        _log.warning("search: %d of %d evaluations failed: %s.", failed, count, reason)
+        _log.warning("search: %d of %d evaluations raised, or gave no finite number.", failed, count)
     arch, score = strategy.best(state)
-    if strategy.objectives is not None:
-        return Result(arch, np.asarray(score), {}, state, history.lines, history.resumed)
-    return Result(arch, float(score), _costs(strategy, arch), state, history.lines, history.resumed)
+    one = strategy.objectives is None
+    score, costs = (float(score), _costs(strategy, arch)) if one else (np.asarray(score), {})
+    return Result(arch, score, costs, state, history.lines, history.resumed)

@@ -1,14 +1,12 @@
 """Evolution of a search space: the options of its choices move to where sampled architectures err less.
 
-S3 (Chen et al., "Searching the Search Space of Vision Transformer", NeurIPS 2021, arXiv 2111.14725) trains a
-supernet, measures architectures of its space, and moves the space for the next supernet:
+S3 (Chen et al., NeurIPS 2021, arXiv 2111.14725) trains a supernet, measures architectures of its space, and
+moves the space for the next supernet:
 
     archs = space.sample(key, 1000)
     errors = 1 - np.asarray(evaluate(variables, archs)["accuracy"])
     evolved = search.evolve_space(space, archs, errors, rules={"depth": search.ShiftRule(most=16)})
     evolved.space  # of the next supernet
-
-All functions are pure, on the host and in float64; the stage of a network is a part of the name of a choice.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxnas.checks import check_numbers
-from jaxnas.choice import Option, nearest
+from jaxnas.choice import Choice, Option, nearest
 from jaxnas.space import Arch, Space
 
 TOP = 50  # architectures whose mean error is the top-tier error, as in the paper
@@ -30,20 +28,15 @@ _SURE = 2  # standard errors; a slope within them is taken for chance
 
 
 def et_error(errors: Any, *, top: int = TOP) -> float:
-    """Returns the E-T error of errors [n]: half their mean and half the mean of the `top` least of them.
-
-    Raises:
-      ValueError: errors that are no numbers, another shape, fewer than 10 architectures, or a top below 1.
-    """
+    """Returns the E-T error of errors [n]: half their mean and half the mean of the `top` least of them."""
     errors = _sample(errors, top)
     return float(np.mean(_terms(errors, np.ones(len(errors)), top)))
 
 
 def _terms(errors: np.ndarray, weights: np.ndarray, top: int) -> np.ndarray:
-    """Numbers whose weighted mean is the E-T error, one for each architecture, [n].
+    """Numbers [n] whose weighted mean is the E-T error, and whose spread tells how far chance moves it.
 
     The mean of the top ones is q - sum(w (q - error)+) / sum(w of the top ones) with their greatest error q.
-    The spread of these numbers tells how far chance moves the E-T error, to first order.
     """
     order = np.argsort(errors, kind="stable")
     before = np.cumsum(weights[order]) - weights[order]
@@ -56,21 +49,17 @@ def _terms(errors: np.ndarray, weights: np.ndarray, top: int) -> np.ndarray:
 def _sample(errors: Any, top: int) -> np.ndarray:
     """The errors, float64 [n]; raises ValueError for what is no sample."""
     errors = np.asarray(errors, np.float64)
-    if errors.ndim != 1:
+    if isinstance(top, bool) or not isinstance(top, int) or top < 1:
+        raise ValueError(f"top is {top!r}, expected a whole number of architectures, at least 1.")
+    if errors.ndim != 1 or len(errors) < LEAST_SAMPLE:
         raise ValueError(
-            f"The errors have the shape {list(errors.shape)}; expected [n], one for each architecture."
+            f"The errors have the shape {list(errors.shape)}; expected [n], one for each of at least "
+            f"{LEAST_SAMPLE} architectures, and better hundreds (the paper has 1,000)."
         )
     if len(wrong := np.flatnonzero(~np.isfinite(errors))):
         raise ValueError(
             f"{len(wrong)} of {len(errors)} errors are no numbers, the first of architecture {wrong[0]}: "
-            f"{errors[wrong[0]]}. Evaluate these again, or leave them out together with their architectures."
-        )
-    if isinstance(top, bool) or not isinstance(top, int) or top < 1:
-        raise ValueError(f"top is {top!r}, expected a whole number of architectures, at least 1.")
-    if len(errors) < LEAST_SAMPLE:
-        raise ValueError(
-            f"Got {len(errors)} architectures; expected at least {LEAST_SAMPLE}, and better hundreds "
-            "(the paper has 1,000): with so few, the errors of the options differ by chance."
+            f"{errors[wrong[0]]}. Evaluate these again, or leave out their architectures."
         )
     return errors
 
@@ -79,10 +68,10 @@ class OptionErrors(NamedTuple):
     """The E-T errors of the members of each of the k options of a choice."""
 
     options: tuple[Option, ...]
-    errors: np.ndarray  # the E-T error of each option, float64 [k]
-    # What each architecture adds, to first order, to the difference of an E-T error from that of infinitely
-    # many architectures, float64 [n, k]; the norm of a column is the standard error.
-    deviations: np.ndarray
+    errors: np.ndarray  # float64 [k]
+    deviations: (
+        np.ndarray
+    )  # what each architecture adds, float64 [n, k]; a column's norm is the standard error
 
 
 def decompose(
@@ -90,59 +79,47 @@ def decompose(
 ) -> dict[str, OptionErrors]:
     """Returns the E-T error of a sample by choice and option (in S3, of subspaces).
 
-    The members of an option of a choice made once are the architectures that have it. The positions of a
-    repeated choice are pooled: an architecture counts for an option by the share of its active positions that
-    have it, so that all architectures count the same, however deep they are.
+    The positions of a repeated choice are pooled: an architecture counts for an option by the share of its
+    active positions that have it, so that all architectures count the same, however deep they are.
 
     Args:
-      space, archs, errors: as of `evolve_space`.
-      top: how many members count for the top-tier error of an option; all, where there are no more.
+      space, archs, errors, top: as of `evolve_space`.
       names: of the choices; by default all.
-
-    Raises:
-      ValueError: architectures of another space or number; an option without members.
     """
     errors = _sample(errors, top)
     space.check(archs)
     if (batch := space.encode(archs).shape[:-1]) != errors.shape:
         raise ValueError(
-            f"There are {len(errors)} errors, but the architectures have the leading axes {list(batch)}, "
-            f"expected [{len(errors)}]: a batch of as many, as space.sample(key, {len(errors)}) gives it."
+            f"There are {len(errors)} errors, and the architectures have the leading axes {list(batch)}, "
+            f"expected [{len(errors)}], as space.sample(key, {len(errors)}) gives."
         )
-    shares = _shares(space, archs, len(errors))
+    active, chosen = space.active(archs), list(space) if names is None else names
     return {
-        name: _of_options(name, choice.options, shares[name], errors, top)
+        name: _of_options(name, choice, archs[name], active[name], errors, top)
         for name, choice in space.decisions
-        if names is None or name in names
+        if name in chosen
     }
 
 
-def _shares(space: Space, archs: Arch, count: int) -> dict[str, np.ndarray]:
-    """By choice, the share of the active positions of each architecture that have each option, [n, k]."""
-    active, shares = space.active(archs), {}
-    for name, choice in space.decisions:
-        rows = [choice.options_at(p) for p in range(math.prod(choice.shape))]  # options by position
-        index, counts = (np.asarray(x).reshape(count, len(rows)) for x in (archs[name], active[name]))
-        hits = np.zeros((count, len(choice.options)))
-        for position, options in enumerate(rows):
-            numbers = np.asarray([choice.options.index(option) for option in options])
-            hits[np.arange(count), numbers[index[:, position]]] += counts[:, position]
-        shares[name] = hits / np.maximum(counts.sum(axis=1, keepdims=True), 1)
-    return shares
-
-
 def _of_options(
-    name: str, options: tuple[Option, ...], shares: np.ndarray, errors: np.ndarray, top: int
+    name: str, choice: Choice, indices: Any, active: Any, errors: np.ndarray, top: int
 ) -> OptionErrors:
+    count, options = len(errors), choice.options
+    rows = [choice.options_at(p) for p in range(math.prod(choice.shape))]  # options by position
+    index, counts = (np.asarray(x).reshape(count, len(rows)) for x in (indices, active))
+    hits = np.zeros((count, len(options)))  # how many active positions of each architecture have an option
+    for position, own in enumerate(rows):
+        numbers = np.asarray([options.index(option) for option in own])
+        hits[np.arange(count), numbers[index[:, position]]] += counts[:, position]
+    shares = hits / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    if len(empty := np.flatnonzero(~shares.any(axis=0))):
+        raise ValueError(
+            f"None of the {count} architectures has the option {options[empty[0]]!r} of {name!r}. Sample "
+            f"more, or leave this choice out by fixed=({name!r},)."
+        )
     # Above the least one, so that equal errors give differences of exactly 0.
     least, found, deviations = errors.min(), np.zeros(len(options)), np.zeros(shares.shape)
-    for column, option in enumerate(options):
-        weights = shares[:, column]
-        if not weights.any():
-            raise ValueError(
-                f"None of the {len(errors)} architectures has the option {option!r} of {name!r}. Sample "
-                f"more, or leave this choice out (of evolve_space by fixed=({name!r},))."
-            )
+    for column, weights in enumerate(shares.T):
         terms = _terms(errors - least, weights, top)
         mean = np.average(terms, weights=weights)
         found[column] = least + mean
@@ -151,12 +128,11 @@ def _of_options(
 
 
 def fit_line(found: OptionErrors) -> tuple[float, float, float]:
-    """Fits a line through the E-T errors of the options, two numbers or more, of a choice, by least squares.
+    """Fits a line through the E-T errors of the options of a choice, by least squares.
 
     Returns:
-      Its slope, error for each unit of the option. The standard error of the slope, by the chance of which
-      architectures were sampled. The part of the differences between the options that the line explains, from
-      0 to 1; 0 where there is no difference.
+      Its slope, error for each unit of the option; the standard error of the slope, by the chance of which
+      architectures were sampled; and the part of the differences between the options that the line explains.
     """
     values = np.asarray(found.options, np.float64)
     centered = values - values.mean()
@@ -196,26 +172,17 @@ class ShiftRule:
         check_numbers(self, "step", "threshold", "multiple", above=0, none=True)
         check_numbers(self, "least", "most", none=True)
         if self.least is not None and self.most is not None and not self.least <= self.most:
-            raise ValueError(
-                f"ShiftRule: least is {self.least} and most is {self.most}; expected least <= most."
-            )
+            raise ValueError(f"ShiftRule: least is {self.least}, above most, which is {self.most}.")
 
 
 def shift_options(
     name: str, options: tuple[float, ...], steps: int, rule: ShiftRule = ShiftRule()
 ) -> tuple[float, ...]:
-    """Returns the options of a choice moved by some steps, and rounded, without those that are not legal.
-
-    Whole numbers stay whole numbers. Without steps nothing changes.
-
-    Raises:
-      ValueError: options that are not legal by the rule as they are, or no legal one after the shift.
-    """
+    """Returns the options of a choice moved by some steps, and rounded, without those that are not legal."""
     whole = all(isinstance(option, int) for option in options)
     if wrong := [option for option in options if not _is_legal(option, options, rule)]:
         raise ValueError(
-            f"{name!r} has the options {options}, of which {wrong} are not legal by {rule}. "
-            "Widen the limits, or restrict the space first."
+            f"{name!r} has the options {options}, of which {wrong} are not legal by {rule}. Widen the limits."
         )
     if not steps:
         return options
@@ -236,17 +203,14 @@ def shift_options(
     if not legal:
         raise ValueError(
             f"{name!r} would have no legal value left: its options {options} move by {steps} x {step:g} to "
-            f"{tuple(moved)}, and the rule is {rule}. Widen its limits, take a smaller step or a larger "
-            f"threshold in rules[{name!r}], or leave the choice as it is by fixed=({name!r},)."
+            f"{tuple(moved)}, and the rule is {rule}. Widen its limits, or leave it out by fixed=({name!r},)."
         )
     return legal
 
 
 def _step_of(options: tuple[float, ...], rule: ShiftRule) -> float:
     if rule.step is None and len(options) < 2:
-        raise ValueError(
-            f"One option alone, {options}, says no distance of a step; give ShiftRule(step=...)."
-        )
+        raise ValueError(f"One option alone, {options}, says no distance; give ShiftRule(step=...).")
     return float(np.diff(np.sort(options)).min()) if rule.step is None else rule.step
 
 
@@ -298,36 +262,29 @@ def evolve_space(
     """Returns the next space (S3's algorithm of space evolution).
 
     All options of a choice move together, along the negative slope of the line through their E-T errors. What
-    is repeated up to a depth gets as many positions as the depth then needs. Some choices stay as they are:
-    those with words among their options, or with one option alone; those whose options differ by position, or
-    that the condition of another choice names, since such numbers are places and kinds, and no sizes; and
-    `fixed` ones.
+    is repeated up to a depth gets as many positions as the depth then needs. Choices that are no sizes stay:
+    those with words or one option alone, whose options differ by position, or that a condition names.
 
     Args:
       space: the search space.
       archs: a batch of hard architectures, leading axis n, drawn uniformly: `space.sample(key, n)`.
-      errors: of these, [n], such as 1 - accuracy with the weights of the supernet; less is better. Where all
-        are within a bound of the cost, those of a wide option are narrow in other choices, so that a slope
-        is closer to that of the error at equal cost.
+      errors: of these, [n], such as 1 - accuracy with the weights of the supernet; less is better.
       rules: by name of a choice, how it may move; others follow `ShiftRule()`.
       fixed: names of choices that do not move.
       top: how many architectures count for a top-tier error.
 
     Raises:
-      ValueError: architectures of another space; an unknown name; a rule for a choice that cannot move;
-        options that are not legal, or none that is after the move.
+      ValueError: options that are not legal by their rule, or none that is after the move.
     """
     rules, movable = rules or {}, _movable(space, fixed)
-    _check_names(space, fixed, "fixed")
-    _check_names(space, rules, "rules")
+    for name in (*fixed, *rules):
+        if name not in space:
+            raise ValueError(f"evolve_space: {name!r} in fixed or rules is no choice{nearest(name, space)}")
     for name, rule in rules.items():
         if not isinstance(rule, ShiftRule):
             raise TypeError(f"evolve_space: the rule of {name!r} must be a ShiftRule, got {rule!r}.")
         if name not in movable and len(space[name].options) > 1:  # with one left, it has come to its limits
-            raise ValueError(
-                f"evolve_space: there is a rule for {name!r}, which does not move: {space[name]}. Only "
-                f"choices of sizes that are not fixed do; here they are {movable}."
-            )
+            raise ValueError(f"evolve_space: {name!r} has a rule and does not move, only {movable} do.")
     errors, shifts = _sample(errors, top), []
     for name, found in decompose(space, archs, errors, top=top, names=movable).items():
         slope, error, explained = fit_line(found)
@@ -382,9 +339,3 @@ def _replace(space: Space, options: Mapping[str, tuple[Option, ...]]) -> Space:
         rows = [choices[name].options_at(min(place, last)) for place in range(length)]
         choices[name] = choices[name].keep(rows) if length != last + 1 else choices[name]
     return Space(**choices)
-
-
-def _check_names(space: Space, names: Collection[str], what: str) -> None:
-    for name in names:
-        if name not in space:
-            raise ValueError(f"evolve_space: {what} has {name!r}, which is no choice{nearest(name, space)}")

@@ -1,25 +1,7 @@
 """Strategies: settings, a state, and how scores enter the state.
 
-A user-defined strategy inherits `Strategy` and proposes the next architectures:
-
-    @dataclasses.dataclass(frozen=True)
-    class Mine(search.Strategy):
-        batch: int = 10
-
-        @functools.partial(jax.jit, static_argnums=0)
-        def ask(self, state):
-            key, ask_key = jax.random.split(state.key)
-            codes = ...  # candidates, int32 [n, space.length]
-            state = dataclasses.replace(state, key=key)
-            return search.propose(self, state, ask_key, [(codes, self.batch)])
-
-Several architectures can be evaluated at a time, where `batch` is 1. Those that are being evaluated are never
-asked for again, and are no parents:
-
-    archs, state = strategy.ask(state)
-    state = begin_evaluation(strategy, state, archs)  # and ask again, as often as there are workers
-    ...
-    state = end_evaluation(strategy, state, archs, scores)  # of any that began, in any order
+Several architectures can be evaluated at a time, where `batch` is 1: after `begin_evaluation` another can be
+asked for, and `end_evaluation` takes the scores in any order. Those that are being evaluated are no parents.
 """
 
 import dataclasses
@@ -31,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxnas.checks import check_counts
+from jaxnas.checks import check_counts, check_key
 from jaxnas.search import bounds as bounds_lib
 from jaxnas.search.bounds import Cost
 from jaxnas.space import Arch, Space, check_space
@@ -68,9 +50,7 @@ class Pool:
 def check_pool(pool: Any, space: Space, what: str) -> np.ndarray:
     """Checks that a pool is of a space, and returns its codes, int [n, space.length]."""
     if not isinstance(pool, Pool):
-        raise TypeError(
-            f"{what} is {type(pool).__name__}, expected architectures as search.Pool(space.encode(archs))."
-        )
+        raise TypeError(f"{what} is {type(pool).__name__}, expected search.Pool(space.encode(archs)).")
     codes = np.asarray(pool.codes)
     if codes.ndim != 2 or codes.shape[1] != space.length or codes.dtype.kind not in "iu" or not len(codes):
         raise ValueError(
@@ -81,8 +61,8 @@ def check_pool(pool: Any, space: Space, what: str) -> np.ndarray:
     if outside.any():
         row = int(np.argmax(outside))
         raise ValueError(
-            f"{what} has codes that are not of the space, first in row {row}: {codes[row].tolist()}; the "
-            f"elements have {space.sizes.tolist()} options. Make them by space.encode(archs)."
+            f"{what} is not of the space: row {row} has the codes {codes[row].tolist()}, and the elements "
+            f"have {space.sizes.tolist()} options. Make them by space.encode(archs)."
         )
     return codes
 
@@ -117,12 +97,10 @@ class Strategy:
 
     def __post_init__(self):
         check_space(self.space, type(self).__name__)
-        for name, example in (("cost", "jaxnas.cost(net, inputs)"), ("canonical", "table.canonical")):
-            value = getattr(self, name)
-            if value is not None and not callable(value):
+        for name in ("cost", "canonical"):
+            if (value := getattr(self, name)) is not None and not callable(value):
                 raise TypeError(
-                    f"{type(self).__name__}: {name} is {value!r}, expected a function of an architecture, "
-                    f"such as {example}."
+                    f"{type(self).__name__}: {name} is {value!r}, expected a function of architectures."
                 )
         object.__setattr__(self, "bounds", bounds_lib.normalize(self.bounds))
         check_counts(self, "evaluations", "batch")
@@ -140,17 +118,14 @@ class Strategy:
     @property
     def objectives(self) -> int | None:
         """The number of scores of an architecture; None for a single one, without an axis of scores."""
-        return None
 
     @property
     def fidelities(self) -> int | None:
         """The number of fidelities; None: the evaluation takes no fidelity and returns no seconds."""
-        return None
 
     @property
     def pool(self) -> Pool | None:
         """The only architectures that can be asked for; None: all of the space."""
-        return None
 
     @property
     def plans_by_budget(self) -> bool:
@@ -168,7 +143,7 @@ class Strategy:
         Raises:
           ValueError: bounds that no architecture keeps; the message has the reachable range.
         """
-        check_key(key)
+        check_key("search", key)
         seeds = bounds_lib.check_bounds(self.space, self.cost, self.bounds)
         rows, zero = self.evaluations, jnp.zeros((), jnp.int32)
         return State(
@@ -187,16 +162,10 @@ class Strategy:
 
     @functools.partial(jax.jit, static_argnums=0)
     def ask(self, state: State) -> tuple[Arch, State]:
-        """Returns a batch of architectures to evaluate, and the next state.
+        """Returns architectures to evaluate, leading axis `batch`, and the state that awaits their scores.
 
-        Rows where `state.valid` is False are fillers, and are ignored by `tell`: the budget of
-        evaluations ends, or (`state.exhausted`) no other new feasible architecture was found.
-
-        Args:
-          state: as `init` or `tell` returned it.
-
-        Returns:
-          Architectures with a leading axis `batch`, and the state that awaits their scores.
+        Rows where `state.valid` is False are fillers, and are ignored by `tell`: the budget of evaluations
+        ends, or (`state.exhausted`) no other new feasible architecture was found.
         """
         raise NotImplementedError(f"{type(self).__name__} needs a method ask(state) -> (archs, state).")
 
@@ -205,13 +174,11 @@ class Strategy:
         """Returns the state that knows the scores of the batch last asked.
 
         Args:
-          state: as `ask` returned it.
-          archs: the architectures that `ask` returned, leading axis `batch`.
+          state, archs: as `ask` returned them.
           scores: float [batch], or [batch, objectives]; higher is better. A row with a NaN or an
             infinity failed: it is counted in `skipped`, and never is the best or a parent.
         """
-        expected = (self.batch, *score_shape(self))
-        scores = as_told("scores", scores, expected).astype(jnp.float32)
+        scores = as_told("scores", scores, (self.batch, *score_shape(self))).astype(jnp.float32)
         codes = self.space.encode(archs)
         failed = jnp.any(~jnp.isfinite(scores.reshape(len(scores), -1)), axis=1)
         scores = jnp.where(failed.reshape(-1, *[1] * (scores.ndim - 1)), jnp.nan, scores)
@@ -248,10 +215,7 @@ class Strategy:
 
 @functools.partial(jax.jit, static_argnums=0)
 def begin_evaluation(strategy: Strategy, state: State, archs: Arch) -> State:
-    """Returns the state in which the architecture that was asked for, leading axis 1, is being evaluated.
-
-    Nothing changes where the state, as `ask` returned it, is not valid.
-    """
+    """Returns the state in which the architecture that was asked for, leading axis 1, is being evaluated."""
     row = jnp.where(state.valid, state.size + state.pending, strategy.evaluations)  # [1]
     return dataclasses.replace(
         state,
@@ -312,11 +276,10 @@ def as_told(what: str, told: Any, shape: tuple[int, ...]) -> jax.Array:
         array = jnp.asarray(told)
         given = f"{array.dtype}{list(array.shape)}"
     except (TypeError, ValueError):  # None, text, a dict or rows of different lengths
-        array, given = None, f"a {type(told).__name__} that is no array"
+        array, given = None, type(told).__name__
     if array is None or array.shape != shape or not jnp.issubdtype(array.dtype, jnp.floating):
         raise ValueError(
-            f"search: {what} are {given}, expected a float for each row asked, {list(shape)}; rows where "
-            "state.valid is False may hold anything."
+            f"search: {what} are {given}, expected floats {list(shape)}, one for each row asked."
         )
     return array
 
@@ -325,11 +288,3 @@ def check_best(state: State, count: Any) -> None:
     """Checks that some scores count, where it is known how many do."""
     if not isinstance(count, jax.core.Tracer) and count == 0:
         raise ValueError(f"best: none of {int(state.size)} evaluations gave a number that counts.")
-
-
-def check_key(key: Any) -> None:
-    """Checks that a key is one typed key; raises TypeError."""
-    typed = isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
-    if not typed or key.shape:
-        what = jax.typeof(key) if isinstance(key, jax.Array) else repr(key)
-        raise TypeError(f"search: key is {what}, expected one typed key, such as jax.random.key(0).")

@@ -22,11 +22,7 @@ from jaxnas.space import Arch, check_space
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Race:
-    """The memory of a state: its evaluations' fidelities and seconds, and the rung of the race that runs.
-
-    A rung is the architectures of a race at one fidelity. The history holds a race's rungs one after the
-    other, so two row numbers tell what the rung before had found.
-    """
+    """The memory of a state. A rung is the architectures of a race at one fidelity."""
 
     fidelity: jax.Array  # of each evaluation; -1 in free rows. int32 [H]
     seconds: jax.Array  # that each took; 0 where that was not told, and in free rows. float32 [H]
@@ -45,12 +41,12 @@ class Hyperband(Strategy):
     promotes the best 1 / `eta` of them to the next fidelity, up to the last. Use as `Strategy`, but with
     fidelities and seconds:
 
-        archs, state = strategy.ask(state)                # all of one fidelity
+        archs, state = strategy.ask(state)
         scores, seconds = evaluate(archs, strategy.fidelity(state))
         state = strategy.tell(state, archs, scores, seconds)
 
     An evaluation counts if it ends within the budget; the best is that at the highest fidelity of which there
-    is a score. Scores that are no numbers are never promoted.
+    is a score.
 
     Attributes:
       evaluations: at most, of all fidelities together: the capacity of the history.
@@ -78,13 +74,10 @@ class Hyperband(Strategy):
         check_counts(self, "eta", least=2)
         check_counts(self, "batch", least=0)
         check_numbers(self, "budget", above=0, none=True)
-        starts = range(self.fidelities) if self.starts is None else self.starts
-        whole = isinstance(starts, tuple | list | range)
-        if not whole or not starts or set(starts) - set(range(self.fidelities)):
-            raise ValueError(
-                f"Hyperband: starts is {starts!r}, expected a tuple of fidelities from 0 to "
-                f"{self.fidelities - 1}."
-            )
+        every = range(self.fidelities)
+        starts = every if self.starts is None else self.starts
+        if not isinstance(starts, tuple | list | range) or not starts or set(starts) - set(every):
+            raise ValueError(f"Hyperband: starts is {starts!r}, expected fidelities of 0 to {every[-1]}.")
         object.__setattr__(self, "starts", tuple(starts))
         if self.given is not None:
             codes = self._check_given(self.given)
@@ -96,7 +89,6 @@ class Hyperband(Strategy):
         super().__post_init__()
 
     def _check_given(self, given: Pool) -> np.ndarray:
-        """The codes of the architectures of a given race, int32 [n, L]."""
         check_space(self.space, "Hyperband")
         codes = check_pool(given, self.space, "Hyperband: given")
         with jax.ensure_compile_time_eval():
@@ -104,9 +96,7 @@ class Hyperband(Strategy):
         if len(np.unique(networks, axis=0)) < len(codes):
             raise ValueError("Hyperband: some of the given architectures are equal; give each one once.")
         if self.bounds:
-            raise ValueError(
-                "Hyperband: bounds are for architectures that are drawn, and not for given ones."
-            )
+            raise ValueError("Hyperband: bounds are for drawn architectures, and not for given ones.")
         return codes
 
     def rungs(self, start: int) -> list[int]:
@@ -119,9 +109,8 @@ class Hyperband(Strategy):
     def init(self, key: jax.Array) -> State:
         """The first state; see `Strategy`."""
         rows, zero = self.evaluations, jnp.zeros((), jnp.int32)
-        race = Race(
-            jnp.full((rows,), -1, jnp.int32), jnp.zeros((rows,), jnp.float32), zero, zero, zero, zero, zero
-        )
+        nothing = jnp.full((rows,), -1, jnp.int32), jnp.zeros((rows,), jnp.float32)
+        race = Race(*nothing, zero, zero, zero, zero, zero)
         return dataclasses.replace(super().init(key), memory=self._start(race, zero, zero))
 
     def fidelity(self, state: State) -> jax.Array:
@@ -134,10 +123,7 @@ class Hyperband(Strategy):
 
     @functools.partial(jax.jit, static_argnums=0)
     def ask(self, state: State) -> tuple[Arch, State]:
-        """A batch of architectures to evaluate at `fidelity` of the next state, and that state.
-
-        Rows where `state.valid` is False are fillers, as a rung or the budget of evaluations ends.
-        """
+        """A batch of architectures to evaluate at `fidelity` of the next state, and that state."""
         key, ask_key = jax.random.split(state.key)
         state, race = dataclasses.replace(state, key=key), state.memory
         done = state.size - race.begun
@@ -174,25 +160,18 @@ class Hyperband(Strategy):
         """Returns the state that knows the scores of the batch last asked.
 
         Args:
-          state: as `ask` returned it.
-          archs: the architectures that `ask` returned, leading axis `batch`.
-          scores: float [batch], higher is better. NaN: counted, never best, never promoted.
+          state, archs, scores: as of `Strategy.tell`; a score that is NaN is never promoted.
           seconds: of each evaluation, float [batch], at least 0; needed for a budget. Where they are traced,
             what is less or no number counts as 0.
         """
         if seconds is None and self.budget is not None:
-            raise ValueError(
-                f"Hyperband: for the budget of {self.budget} seconds an evaluation returns (scores, seconds)."
-            )
+            raise ValueError(f"Hyperband: for a budget, {self.budget}, return (scores, seconds).")
         shape = state.valid.shape
         seconds = as_told("seconds", jnp.zeros(shape) if seconds is None else seconds, shape)
         if not any(isinstance(x, jax.core.Tracer) for x in (seconds, state.valid)):
             told = np.asarray(seconds, np.float32)[np.asarray(state.valid)]
             if not np.all(np.isfinite(told) & (told >= 0)):
-                raise ValueError(
-                    f"Hyperband: seconds are {told.tolist()}, expected numbers of at least 0, also of an "
-                    "evaluation that failed. The budget counts them."
-                )
+                raise ValueError(f"Hyperband: seconds are {told.tolist()}, expected numbers of at least 0.")
         return self._tell(state, archs, scores, seconds)
 
     @functools.partial(jax.jit, static_argnums=0)
@@ -263,11 +242,9 @@ class Hyperband(Strategy):
 class SuccessiveHalving(Hyperband):
     """A `Hyperband` whose races all start at the cheapest fidelity.
 
-        candidates = search.Pool(space.encode(archs))
-        race = search.SuccessiveHalving(space, given=candidates, fidelities=3, eta=2, batch=1)
-        result = search.run(race, evaluate, key, history_path=path)  # evaluate(values, fidelity)
-
-    All other settings are those of `Hyperband`.
+    candidates = search.Pool(space.encode(archs))
+    race = search.SuccessiveHalving(space, given=candidates, fidelities=3, eta=2, batch=1)
+    result = search.run(race, evaluate, key, history_path=path)  # evaluate(values, fidelity)
     """
 
     starts: tuple[int, ...] | None = dataclasses.field(default=(0,), init=False)

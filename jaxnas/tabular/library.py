@@ -32,12 +32,7 @@ def digest(arrays: Mapping[str, np.ndarray]) -> str:
 
 
 def read(path: str, data_dir: str | os.PathLike | None = None) -> dict[str, np.ndarray]:
-    """Reads the arrays of a file (npz) below the data directory, or right in it.
-
-    Raises:
-      FileNotFoundError: it is not there.
-      ValueError: it is damaged.
-    """
+    """Reads the arrays of a file (npz) below the data directory, or right in it."""
     folder = data_directory(data_dir)
     places = [folder / path, folder / pathlib.Path(path).name]
     found = next((place for place in places if place.is_file()), None)
@@ -81,14 +76,8 @@ def load(name: str, data_dir: str | os.PathLike | None = None) -> Table:
       data_dir: of the files, in the folders `nb201`, `nasbench_graph`, `hwgpt` and `lts_transformer` or
         directly; by default the directory in the environment variable JAXNAS_DATA, else ~/.cache/jaxnas.
         `python -m tools.convert_tables`, in a clone, fills it.
-
-    Raises:
-      ValueError: an unknown name, or a damaged file.
-      FileNotFoundError: the table's file is missing.
     """
     if name not in _TABLES:
-        raise ValueError(
-            f"load: {name!r} is not a table{nearest(name, _TABLES)} The names are those of tabular.names()."
-        )
+        raise ValueError(f"load: {name!r} is not a table{nearest(name, _TABLES)} See tabular.names().")
     path, make = _TABLES[name]
     return make(name, read(path, data_dir))

@@ -56,11 +56,6 @@ def _formula(cell: list[int]) -> str:
 def table(name: str, arrays: Mapping[str, np.ndarray], data: str) -> Table:
     """Makes the table of a file's arrays; a converted file lacks the test and 12 epochs.
 
-    Args:
-      name: of the table.
-      arrays: of the file.
-      data: "cifar10", "cifar100" or "imagenet16_120".
-
     Metrics (accuracies in percent, `_12` after 12 epochs instead of 200; means of the runs that
     were made, 2 or 3 of validation):
       validation_accuracy, validation_accuracy_12, test_accuracy, test_accuracy_12.

@@ -106,19 +106,14 @@ class Table:
         """The architecture of the first row of the same class.
 
         With it a search queries each network once, and sees only the first of rows that were trained
-        separately, as in nasbench201. An architecture without a row stays as it is, with zeros for inactive
-        elements.
+        separately, as in nasbench201. An architecture without a row stays as it is.
         """
         code, row = self.space.encode(self.space.canonical(arch)), self.row(arch)
         first = jnp.asarray(self.codes)[jnp.asarray(self.representatives)[jnp.maximum(row, 0)]]
         return self.space.decode(jnp.where(row[..., None] >= 0, first, code))
 
     def best(self, name: str) -> tuple[Arch, float]:
-        """The (first) architecture with the best value of a metric, and that value; on the host.
-
-        Raises:
-          ValueError: an unknown metric, one without an objective, or one of NaN only.
-        """
+        """The (first) architecture with the best value of a metric, and that value; on the host."""
         self._check_metric(name)
         if name not in self.objectives:
             raise ValueError(f"{self.name}: make the table with objectives={{{name!r}: 'max'}} or 'min'.")
@@ -129,12 +124,7 @@ class Table:
 
 @dataclasses.dataclass(frozen=True)
 class Metric:
-    """One metric of a table as a function of the architecture; equal if both are: static under jit.
-
-    Attributes:
-      table: where it is looked up.
-      name: of the metric.
-    """
+    """One metric of a table as a function of the architecture; equal if both are: static under jit."""
 
     table: Table
     name: str
@@ -182,18 +172,13 @@ def from_arrays(
       canonical: a traceable function from an architecture to the form that all equal networks share,
         instead of `classes`: it knows equal networks that have no row of their own, too.
       features, tokens: of the table, see `Table`.
-
-    Raises:
-      TypeError: architectures that are no indices, or no space.
-      ValueError: an architecture that is not in the space or is there twice, an infinite metric, or lengths
-        or names that disagree.
     """
     check_space(space, name)
     for key, indices in archs.items():
         if np.asarray(indices).dtype.kind == "f":
             raise TypeError(
-                f"{name}: the architectures have {np.asarray(indices).dtype} for {key!r}, expected integers, "
-                "the indices of options. Option values go through space.from_dict."
+                f"{name}: the architectures have {np.asarray(indices).dtype} for {key!r}, expected indices. "
+                "Option values go through space.from_dict."
             )
     space.check(archs)
     with jax.ensure_compile_time_eval():
@@ -204,11 +189,8 @@ def from_arrays(
     twice = np.flatnonzero((codes[order][1:] == codes[order][:-1]).all(axis=1))
     if len(twice):
         a, b = sorted(order[twice[0] : twice[0] + 2].tolist())
-        raise ValueError(
-            f"{name}: rows {a} and {b} (from 0) are one architecture, "
-            f"{space.to_dict(space.decode(codes[a]))}; keep one of them, or average their metrics. The "
-            f"metrics are {list(metrics)}."
-        )
+        arch = space.to_dict(space.decode(codes[a]))
+        raise ValueError(f"{name}: rows {a} and {b} (from 0) are one architecture, {arch}; keep one of them.")
     equals = None
     if canonical is not None:
         if classes is not None:
@@ -219,14 +201,13 @@ def from_arrays(
         classes = classes.reshape(-1)
         equals = index_lib.make(space.sizes, different, first)
     if not metrics:
-        raise ValueError(f"{name}: there are no metrics; a table has at least one number for each row.")
+        raise ValueError(f"{name}: there are no metrics.")
     rows, objectives = len(codes), dict(objectives or {})
     values = {key: _read_only(_column(name, key, x, rows)) for key, x in metrics.items()}
     for key, objective in objectives.items():
         if key not in values or objective not in ("max", "min"):
             raise ValueError(
-                f"{name}: objectives has {key!r}: {objective!r}; expected 'max' or 'min' by metric, of which "
-                f"there are {list(values)}."
+                f"{name}: objectives has {key!r}: {objective!r}; expected max or min of {list(values)}."
             )
     classes = np.arange(rows) if classes is None else np.asarray(classes)
     if classes.shape != (rows,) or classes.dtype.kind not in "iu":
@@ -258,9 +239,9 @@ def _column(name: str, metric: str, values: Any, rows: int) -> np.ndarray:
     if column.shape != (rows,):
         raise ValueError(f"{name}: metric {metric!r} is {list(column.shape)}, expected [{rows}] numbers.")
     if np.isinf(column).any():
+        row = int(np.argmax(np.isinf(column)))
         raise ValueError(
-            f"{name}: metric {metric!r} is infinite in row {int(np.argmax(np.isinf(column)))} (from 0); "
-            "expected finite numbers of float32, and NaN for unknown ones."
+            f"{name}: metric {metric!r} is infinite in row {row} (from 0); NaN is for unknown ones."
         )
     return column
 

@@ -17,8 +17,8 @@ from jaxnas.checks import check_counts
 from jaxnas.data import graphs
 from jaxnas.data.batches import Batches, evaluation_rows
 from jaxnas.data.splits import Split
-from jaxnas.tasks.classification import METRICS, loss_and_sums
-from jaxnas.tasks.task import Batch, Call, Named, Predictions
+from jaxnas.tasks.shared import METRICS, Named, loss_and_sums
+from jaxnas.tasks.task import Batch, Call, Predictions
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ class Graphs(Named[graphs.Graphs]):
     One graph is one row, which devices cannot share: a training on it takes `devices=1`.
 
     Attributes:
-      data: the name of a citation network, see `data.load_graph`, or what `data.from_graph` and
+      data: the name of a citation network, see `data.graphs.load_graph`, or what `data.from_graph` and
         `data.from_graphs` return.
       normalize: divide the features of each node by their sum, as is usual for counts of words.
       sparse: pass only non-zero features, which is less work where they are few, as of Cora (1.3 %) and
@@ -53,7 +53,7 @@ class Graphs(Named[graphs.Graphs]):
     examples = "nodes"
     metrics = METRICS
     kind = graphs.Graphs
-    makers = "data.from_graph, data.from_graphs or data.load_graph"
+    makers = "data.from_graph or data.from_graphs"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -117,19 +117,14 @@ class Graphs(Named[graphs.Graphs]):
         return batch if rows is None else {name: x[rows] for name, x in batch.items()}
 
     def batches(self, role: str, batch_size: int, seed: int, shard: tuple[int, int] = (0, 1)) -> GraphBatches:
-        """Batches of shuffled graphs: inputs by name, "label" int32 [G, N], "weight" float32 [G, N].
-
-        Raises:
-          ValueError: as `Task.batches`, or more rows than there are graphs.
-        """
+        """Batches of shuffled graphs: inputs by name, "label" int32 [G, N], "weight" float32 [G, N]."""
         self.part(self.dataset.roles, role, train=True)
         rows = self.dataset.rows(role)
         if batch_size > len(rows):
             raise ValueError(
                 f"{self.name}: a batch of {batch_size} graphs to {role}, and there "
                 + ("is 1" if len(rows) == 1 else f"are {len(rows)}")
-                + "; a row of a batch is a whole graph. Set training.batch_size to at most that, and "
-                "training.devices to 1 for one graph, which devices cannot share."
+                + ". Set training.batch_size to at most that, and training.devices to 1 for one graph."
             )
         if len(rows) == batch_size and shard == (0, 1):
             every = len(rows) == len(self.dataset.features)

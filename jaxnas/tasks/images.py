@@ -15,11 +15,11 @@ from jaxnas import data as data_lib
 from jaxnas.checks import check_counts, check_numbers
 from jaxnas.data import augment
 from jaxnas.data.batches import Batches
-from jaxnas.data.images import Dataset
-from jaxnas.data.splits import SourceImages
+from jaxnas.data.encoded import SourceImages
+from jaxnas.data.images import Dataset, load
 from jaxnas.files import as_path
 from jaxnas.tasks import baseline
-from jaxnas.tasks.classification import Classification
+from jaxnas.tasks.shared import Classification
 from jaxnas.tasks.task import Batch
 
 _MEMORY = 16 * 2**30  # Bytes of decoded images that an evaluation may hold; ImageNet's 50,000 are 7 GiB.
@@ -32,12 +32,12 @@ class Images(Classification[Dataset]):
     A network takes standardized images, float32 [B, H, W, C], and gives logits [B, classes].
 
     Attributes:
-      data: the name of a data set, see `jaxnas.data.load`, the path of a folder of images, or the data
+      data: the name of a data set, see `data.images.load`, the path of a folder of images, or the data
         themselves, as `data.from_arrays` and `data.from_folder` return them.
       search_fraction: part of the training images of a named data set that is held out for the search.
       seed: of what is held out.
       image_size: height and width to which the images of a named data set are decoded, if they are of many
-        sizes; see `data.load`.
+        sizes; see `data.images.load`.
       crop_padding: pixels of random shift; 0 for none.
       crop_scale: smallest share of an image that a random resized crop shows, 0.08 in most recipes; 0 for no
         such crop. Images that are decoded on demand are cropped as they are decoded, others on the device.
@@ -69,7 +69,7 @@ class Images(Classification[Dataset]):
 
     examples = "images"
     kind = Dataset
-    makers = "data.from_arrays, data.from_folder or data.load"
+    makers = "data.from_arrays or data.from_folder"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -113,7 +113,7 @@ class Images(Classification[Dataset]):
         if as_path(self.name).is_dir():
             held_out = data_lib.HeldOut(search=self.search_fraction, seed=self.seed)
             return data_lib.from_folder(self.name, self.image_size, held_out=held_out)
-        return data_lib.load(
+        return load(
             self.name,
             data_dir=data_dir,
             search_fraction=self.search_fraction,
@@ -129,11 +129,7 @@ class Images(Classification[Dataset]):
         return dataclasses.replace(batches, repeats=self.repeats, crop_scale=crop_scale)
 
     def evaluation(self, role: str, batch_size: int | None = None, limit: int | None = None) -> Batch:
-        """All images in order, or a part drawn at random; see `Task.evaluation`.
-
-        Raises:
-          ValueError: images that are decoded on demand, and too many to be in memory at once.
-        """
+        """All images in order, or a part drawn at random; see `Task.evaluation`."""
         split = self.dataset.splits.get(role)
         if split is not None and isinstance(split.images, SourceImages):
             size = self.evaluation_batch_size if batch_size is None else batch_size
@@ -141,8 +137,8 @@ class Images(Classification[Dataset]):
             if (memory := count * math.prod(self.dataset.image_shape)) > _MEMORY:
                 raise ValueError(
                     f"{self.name}: an evaluation on {role!r} holds its {count:,} decoded images in memory, "
-                    f"which are {memory / 2**30:.3g} GiB, and {_MEMORY / 2**30:.3g} are allowed. Hold fewer "
-                    "images out (search_fraction=0.01, say), or evaluate fewer batches."
+                    f"{memory / 2**30:.3g} GiB of {_MEMORY / 2**30:.3g}. Hold fewer images out "
+                    "(search_fraction=0.01, say), or evaluate fewer batches."
                 )
         return super().evaluation(role, batch_size, limit)
 

@@ -12,9 +12,10 @@ import jax.numpy as jnp
 from jaxnas import data as data_lib
 from jaxnas.checks import check_counts, check_numbers
 from jaxnas.data.batches import ContiguousBatches, evaluation_streams
-from jaxnas.data.text import Corpus
+from jaxnas.data.text import Corpus, load_text
 from jaxnas.files import as_path
-from jaxnas.tasks.task import Batch, Call, Metric, Named, Predictions, Sums
+from jaxnas.tasks.shared import Named
+from jaxnas.tasks.task import Batch, Call, Metric, Predictions, Sums
 
 METRICS = (
     Metric("nats", "nats per token", "min", lambda sums: sums["nats"] / sums["tokens"]),
@@ -37,7 +38,7 @@ class Language(Named[Corpus]):
     `empty_memory(rows)`.
 
     Attributes:
-      data: the name of a text, see `jaxnas.data.load_text`, the path of a text file, or the text itself, as
+      data: the name of a text, see `data.text.load_text`, the path of a text file, or the text itself, as
         `data.from_text` returns it.
       length: T, tokens of a row in a batch.
       tokenizer: "word", "byte", "bpe:<size>", or a folder with a tokenizer.json; None for the usual
@@ -67,7 +68,7 @@ class Language(Named[Corpus]):
     examples = "tokens"
     metrics = METRICS
     kind = Corpus
-    makers = "data.from_text or data.load_text"
+    makers = "data.from_text"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -82,9 +83,7 @@ class Language(Named[Corpus]):
         if as_path(self.name).is_file():
             held_out = data_lib.HeldOut(test=0.05, validation=0.05, search=share)
             return data_lib.from_text(self.name, tokenizer=self.tokenizer or "byte", held_out=held_out)
-        return data_lib.load_text(
-            self.name, data_dir=data_dir, tokenizer=self.tokenizer, search_fraction=share
-        )
+        return load_text(self.name, data_dir=data_dir, tokenizer=self.tokenizer, search_fraction=share)
 
     @property
     def inputs(self) -> dict[str, jax.ShapeDtypeStruct]:

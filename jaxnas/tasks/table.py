@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxnas.data import tables
-from jaxnas.tasks.classification import METRICS, Classification
+from jaxnas.tasks.shared import METRICS, Classification
 from jaxnas.tasks.task import Batch, Call, Metric, Predictions, Sums
 
 

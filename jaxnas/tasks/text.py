@@ -15,10 +15,10 @@ from jaxnas import data as data_lib
 from jaxnas.checks import check_counts, check_increasing, check_numbers
 from jaxnas.data.batches import Batches
 from jaxnas.data.expressions import listops
-from jaxnas.data.sentences import Sentences, usual_tokens, with_vectors
+from jaxnas.data.sentences import Sentences, load_sentences, usual_tokens, with_vectors
 from jaxnas.data.vectors import find_vectors
 from jaxnas.tasks import baseline
-from jaxnas.tasks.classification import Classification
+from jaxnas.tasks.shared import Classification
 from jaxnas.tasks.task import Batch
 
 # Options of loading a data set: on a task that is loaded they have their defaults.
@@ -35,8 +35,9 @@ class Text(Classification[Sentences]):
     which are 0 behind the end.
 
     Attributes:
-      data: the name of a data set, see `jaxnas.data.load_sentences`; or `data.ListOps(...)`, which makes its
-        texts when it is loaded; or the data themselves, as `data.from_tsv` and `data.from_texts` return them.
+      data: the name of a data set, see `data.sentences.load_sentences`; or `data.ListOps(...)`, which makes
+        its texts when it is loaded; or the data themselves, as `data.from_tsv` and `data.from_texts` return
+        them.
       tokens: "words", "english", "bytes" or "symbols", see `data.Encoding`; None for the usual ones of the
         data set.
       length: T, to which texts are cut; None for the longest text to train on.
@@ -79,8 +80,7 @@ class Text(Classification[Sentences]):
         if given and not isinstance(self.data, str):
             raise ValueError(
                 f"Text: {given[0]} is {getattr(self, given[0])!r}, and {self.name} has its tokens already; "
-                "give it to data.from_tsv, data.from_texts, data.load_sentences or data.ListOps, whichever "
-                "makes them."
+                "give it to data.from_tsv, data.from_texts or data.ListOps, whichever makes them."
             )
         check_counts(self, "length", "max_words", "embedding_dim", none=True)
         check_counts(self, "seed", least=0)
@@ -110,7 +110,7 @@ class Text(Classification[Sentences]):
         )
 
     def load(self, data_dir: Any = None) -> Self:
-        """The task with its texts and vectors loaded; see `data.load_sentences` for folders and errors.
+        """The task with its texts and vectors loaded; see `load_sentences` for folders and errors.
 
         In the new task the options of tokens and vectors have been applied, and have their defaults again.
         """
@@ -127,7 +127,7 @@ class Text(Classification[Sentences]):
         """The texts of the name or the rule."""
         if isinstance(self.data, data_lib.ListOps):
             return listops(self.data)
-        return data_lib.load_sentences(
+        return load_sentences(
             self.name,
             data_dir=data_dir,
             encoding=self._encoding(),
@@ -138,11 +138,7 @@ class Text(Classification[Sentences]):
 
     @property
     def dataset(self) -> Sentences:
-        """The texts.
-
-        Raises:
-          ValueError: they, or their vectors, are not loaded yet.
-        """
+        """The texts; raises a ValueError where they, or their vectors, are not loaded yet."""
         if self.embeddings is not None and isinstance(self.data, Sentences):
             raise ValueError(
                 f"The vectors of {self.embeddings!r} are not loaded yet; call task.load() first."

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image, ImageEnhance, ImageOps
 
 from jaxnas.data import augment
-from jaxnas.data.randaugment import MOVES, OPERATIONS, operate
+from jaxnas.data.augment import MOVES, OPERATIONS, operate
 
 HEIGHT, WIDTH, FILL = 30, 36, 50
 

@@ -14,7 +14,9 @@ from PIL import Image
 from small_texts import decoded, dump, play
 
 from jaxnas import data, tasks
-from jaxnas.data.splits import SourceImages
+from jaxnas.data.encoded import SourceImages
+from jaxnas.data.images import load as load_images
+from jaxnas.data.text import load_text
 from tools import convert_data
 
 LABELS = np.arange(20, dtype=np.uint8) % 10
@@ -127,7 +129,7 @@ def values_of(pixels):
 
 def test_images_of_many_sizes_are_decoded_on_demand(imagenet):
     def load(**options):
-        return data.load("imagenet2012", data_dir=imagenet, **dict(image_size=16, workers=0) | options)
+        return load_images("imagenet2012", data_dir=imagenet, **dict(image_size=16, workers=0) | options)
 
     given = load(search_fraction=0.25)
     task = tasks.Images(data=given)
@@ -154,13 +156,13 @@ def test_images_of_many_sizes_are_decoded_on_demand(imagenet):
     np.testing.assert_array_equal(load(search_fraction=0.25).train.labels, given.train.labels)
     refusals.check(
         (lambda: load(image_size=None), ValueError, "image_size"),
-        (lambda: data.load("digits", image_size=224), ValueError, "image_size is 224"),
+        (lambda: load_images("digits", image_size=224), ValueError, "image_size is 224"),
     )
 
 
 def texts(name, root):
     """The bytes of each part."""
-    corpus = data.load_text(name, data_dir=root, tokenizer="byte", search_fraction=0)
+    corpus = load_text(name, data_dir=root, tokenizer="byte", search_fraction=0)
     return {role: stream.tokens.astype(np.uint8).tobytes() for role, stream in corpus.splits.items()}
 
 
@@ -179,7 +181,7 @@ def test_enwik8_has_its_size_and_documents(tmp_path, monkeypatch):
     whole = dump() * 100_000  # as large as the real one
     (tmp_path / "enwik8.xz").write_bytes(lzma.compress(whole, preset=0))
     convert_data.convert("enwik8", tmp_path, tmp_path / "tfds")
-    corpus = data.load_text("enwik8", data_dir=tmp_path / "tfds")
+    corpus = load_text("enwik8", data_dir=tmp_path / "tfds")
     assert [len(corpus.splits[role]) for role in ("validation", "test")] == [5_000_000] * 2
     assert corpus.vocabulary.decode(corpus.test.tokens[:1000]).encode() == dump()
     # The rest of a page that was cut is a document, too.

@@ -15,15 +15,17 @@ from hypothesis import strategies as st
 from PIL import Image
 from small_texts import prepare_examples
 
-from jaxnas import data, tasks
+from jaxnas import tasks
 from jaxnas.data.batches import Batches, evaluation_batches
 from jaxnas.data.images import Dataset
+from jaxnas.data.images import load as load_images
 from jaxnas.data.splits import Split, permutation, stratified
+from jaxnas.data.text import load_text
 
 
 @pytest.fixture(scope="module")
 def digits():
-    return data.load("digits")
+    return load_images("digits")
 
 
 def pairs(images, labels):
@@ -39,6 +41,7 @@ def numbered_split(n, role="train"):
 
 
 LABELS = np.arange(6, dtype=np.int32)
+THOUSAND = numbered_split(1000, "search")
 
 
 def test_digits_are_scikit_learns(digits):
@@ -59,12 +62,8 @@ def test_digits_are_scikit_learns(digits):
     np.testing.assert_allclose(digits.std, digits.train.images.std((0, 1, 2)), rtol=1e-6)
 
 
-def test_digits_again_other_seed_and_size(digits):
-    again = data.load("digits")
-    other = data.load("digits", seed=1, search_fraction=200 / 1197)
-    for role, split in digits.splits.items():
-        np.testing.assert_array_equal(split.images, again.splits[role].images)
-        np.testing.assert_array_equal(split.labels, again.splits[role].labels)
+def test_digits_of_another_seed_and_size(digits):
+    other = load_images("digits", seed=1, search_fraction=200 / 1197)
     assert (len(other.search), len(other.train), len(other.test)) == (200, 997, 600)
     found, before = (set(pairs(x.search.images[:], x.search.labels)) for x in (other, digits))
     assert not found <= before
@@ -77,7 +76,7 @@ def test_prepared_data_that_are_damaged_are_named(part, text_root, tmp_path, cor
         shutil.copytree(text_root / "wikitext2", tmp_path / change.__name__ / "wikitext2")
         (path,) = (tmp_path / change.__name__).glob(f"wikitext2/*/{part}*")
         change(path)
-        return lambda: data.load_text("wikitext2", data_dir=tmp_path / change.__name__)
+        return lambda: load_text("wikitext2", data_dir=tmp_path / change.__name__)
 
     def cut(path):
         path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
@@ -104,7 +103,13 @@ def test_splits_and_data_sets_that_cannot_be_right_are_refused(digits):
     def test(*shape, dtype=np.float64):
         return Split("test", {"image": np.zeros((2, *shape), dtype)}, LABELS[:2])
 
+    def batches(*names, **arguments):
+        return lambda: Batches(numbered_split(10), **arguments), ValueError, *names
+
     refusals.check(
+        batches("batch_size is 11", batch_size=11),
+        batches("batch_size is 0", batch_size=0),
+        batches("batch of 5", batch_size=5, shard=(0, 2)),
         split("'tset'", role="tset"),
         split("int32", labels=np.zeros(3, np.int64)),
         split("label -1", labels=LABELS[:3] - 1),
@@ -165,34 +170,17 @@ def test_batches(draw):
     assert batch["image"].dtype == np.uint8 and batch["label"].dtype == np.int32
     pixels = batch["image"].reshape(batch_size, 2).astype(np.int32)
     np.testing.assert_array_equal(pixels @ np.array([256, 1]), batch["label"])
+    # Examples that are repeated follow each other, in the order of those that come once.
+    repeats = draw.draw(st.integers(1, 4))
+    often = Batches(split, batch_size, seed, repeats=repeats)
+    seen = np.concatenate([often.at(3 * k + i)["label"] for i in range(k)])
+    assert often.steps_per_epoch == k
+    np.testing.assert_array_equal(seen, np.repeat(epochs[1], repeats)[: len(seen)])
     # The processes together have the global batch, in order.
     parts = [Batches(split, batch_size, seed, (i, count)).at(step) for i in range(count)]
     assert {len(part["label"]) for part in parts} == {batch_size // count}
     for name in ("image", "label"):
         np.testing.assert_array_equal(np.concatenate([p[name] for p in parts]), batch[name])
-
-
-@given(st.integers(1, 60), st.integers(1, 4), st.data())
-def test_repeated_examples_follow_each_other(n, repeats, draw):
-    batch_size = draw.draw(st.integers(1, n))
-    split = numbered_split(n)
-    once, often = (Batches(split, batch_size, seed=5, repeats=r) for r in (1, repeats))
-    k = once.steps_per_epoch
-    assert often.steps_per_epoch == k
-    seen = np.concatenate([often.at(k + i)["label"] for i in range(k)])  # of the second epoch
-    order = np.concatenate([once.at(k + i)["label"] for i in range(k)])
-    np.testing.assert_array_equal(seen, np.repeat(order, repeats)[: len(seen)])
-
-
-def test_batches_that_cannot_be_are_refused():
-    def case(*names, **arguments):
-        return lambda: Batches(numbered_split(10), **arguments), ValueError, *names
-
-    refusals.check(
-        case("batch_size is 11", batch_size=11),
-        case("batch_size is 0", batch_size=0),
-        case("batch of 5", batch_size=5, shard=(0, 2)),
-    )
 
 
 @given(st.integers(1, 40), st.integers(1, 50), st.one_of(st.none(), st.integers(1, 6)))
@@ -212,16 +200,13 @@ def test_an_evaluation_has_each_example_once_or_a_fixed_draw_of_them(n, batch_si
     np.testing.assert_array_equal(again["label"], out["label"])
     if limit is None:
         np.testing.assert_array_equal(labels, split.labels)
-
-
-def test_a_limited_evaluation_is_not_the_beginning_of_a_file():
-    labels = evaluation_batches(numbered_split(1000, "search"), 50, 2)["label"]
-    assert 300 < labels.mean() < 700
+    # A limited one is not the beginning of a file.
+    assert 300 < evaluation_batches(THOUSAND, 50, 2)["label"].mean() < 700
 
 
 def test_unknown_names_and_what_to_do(tmp_path):
     def case(name, *names):
-        return lambda: data.load(name, data_dir=tmp_path), FileNotFoundError, *names
+        return lambda: load_images(name, data_dir=tmp_path), FileNotFoundError, *names
 
     (tmp_path / "file").write_text("")
     refusals.check(
@@ -242,7 +227,7 @@ def test_any_other_prepared_dataset(tmp_path):
     image = tfds.features.Image(shape=(4, 5, 3), encoding_format="png")
     features = {"image": image, "label": tfds.features.ClassLabel(num_classes=2)}
     path = prepare_examples(tmp_path, features, train=examples(6), test=examples(4))
-    dataset = data.load("some_examples", data_dir=tmp_path, search_fraction=1 / 3)
+    dataset = load_images("some_examples", data_dir=tmp_path, search_fraction=1 / 3)
     assert dataset.image_shape == (4, 5, 3) and dataset.num_classes == 2
     assert sorted(dataset.test.images[:, 0, 0, 0].tolist()) == [0, 10, 20, 30]
     np.testing.assert_array_equal(dataset.train.images[:, 0, 0, 0] // 10 % 2, dataset.train.labels)
@@ -250,15 +235,15 @@ def test_any_other_prepared_dataset(tmp_path):
     info = path / "dataset_info.json"
     info.write_text(json.dumps(json.loads(info.read_text()) | {"fileFormat": "tfrecord"}))
     with pytest.raises(FileNotFoundError, match="array_record"):
-        data.load("some_examples", data_dir=tmp_path)
+        load_images("some_examples", data_dir=tmp_path)
 
 
 def test_data_are_read_without_tensorflow(digits, corpus, text_root):
     code = (
-        "import sys; from jaxnas import data\n"
-        "print(data.load('digits').train.images.sum())\n"
+        "import sys\nfrom jaxnas.data import images, text\n"
+        "print(images.load('digits').train.images.sum())\n"
         "assert 'tensorflow_datasets' not in sys.modules\n"
-        f"print(len(data.load_text('wikitext2', data_dir={str(text_root)!r}).test))\n"
+        f"print(len(text.load_text('wikitext2', data_dir={str(text_root)!r}).test))\n"
         "assert 'tensorflow' not in sys.modules\n"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)

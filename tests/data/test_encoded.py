@@ -1,5 +1,6 @@
 """Images of many sizes in folders, decoded on demand."""
 
+import dataclasses
 import functools
 import io
 
@@ -10,8 +11,8 @@ from PIL import Image
 
 from jaxnas import data, tasks
 from jaxnas.data.batches import Batches, evaluation_batches
-from jaxnas.data.encoded import ATTEMPTS, Decoder, decode, decoding_pool, random_box
-from jaxnas.data.splits import SourceImages, Split
+from jaxnas.data.encoded import ATTEMPTS, SourceImages, decode, decoding_pool, random_box
+from jaxnas.data.splits import Split
 from jaxnas.tasks import images
 from jaxnas.training.plain import to_dict
 
@@ -64,22 +65,18 @@ def test_a_folder_at_full_size_is_decoded_when_a_batch_needs_it(tmp_path):
     assert sum(tasks.Images(data=fewer).sizes.values()) == 39 and fewer.image_shape == (20, 30, 3)
 
 
-def test_too_many_images_for_the_memory_are_refused(tmp_path, monkeypatch):
-    given = data.from_folder(
-        folder_of(tmp_path, 10), 16, in_memory=False, workers=0, held_out=data.HeldOut(search=0.5)
-    )
+def test_too_many_images_for_the_memory_are_refused_and_gray_ones_have_one_channel(tmp_path, monkeypatch):
+    for i in range(20):
+        (tmp_path / "ab"[i % 2]).mkdir(exist_ok=True)
+        landscape(10 + i, 20).convert("L").save(tmp_path / "ab"[i % 2] / f"{i}.png")
+    held_out = data.HeldOut(search=0.5)
+    given = data.from_folder(tmp_path, 16, in_memory=False, workers=0, held_out=held_out)
+    assert given.image_shape == (16, 16, 1)
     task = tasks.Images(data=given, evaluation_batch_size=4)
-    monkeypatch.setattr(images, "_MEMORY", 4 * 16 * 16 * 3)
+    monkeypatch.setattr(images, "_MEMORY", 4 * 16 * 16)
     with pytest.raises(ValueError, match="'search'"):
         task.evaluation("search")
     assert task.evaluation("search", limit=1)["label"].shape == (1, 4)
-
-
-def test_gray_folders_have_one_channel(tmp_path):
-    for i in range(10):
-        (tmp_path / "ab"[i % 2]).mkdir(exist_ok=True)
-        landscape(10 + i, 20).convert("L").save(tmp_path / "ab"[i % 2] / f"{i}.png")
-    assert data.from_folder(tmp_path, 8, in_memory=False, workers=0).image_shape == (8, 8, 1)
 
 
 def test_a_batch_is_a_function_of_its_step(tmp_path):
@@ -89,9 +86,7 @@ def test_a_batch_is_a_function_of_its_step(tmp_path):
     here = Batches(split, 8, seed=3, crop_scale=0.08, repeats=2)
     fourth = here.at(4)
     pool = decoding_pool(2)
-    source = Decoder(split.images.source.records, (16, 16, 3), pool)
-    others = SourceImages(source, split.images.rows)
-    elsewhere = Split("train", {"image": others}, split.labels)
+    elsewhere = Split("train", {"image": dataclasses.replace(split.images, pool=pool)}, split.labels)
     again = Batches(elsewhere, 8, seed=3, crop_scale=0.08, repeats=2)
     for name, x in again.at(4).items():
         np.testing.assert_array_equal(x, fourth[name])

@@ -5,6 +5,7 @@ import pytest
 import refusals
 
 from jaxnas import data
+from jaxnas.data.graphs import load_graph
 
 FEATURES, LABELS = np.eye(5, 3), [0, 1, 0, 1, -1]
 EDGES = [[0, 1], [1, 0], [1, 2], [1, 2], [3, 3]]
@@ -20,21 +21,17 @@ def test_edges_lead_both_ways_once_and_never_to_the_same_node():
     assert given.edges[0].tolist() == [[1, 0], [0, 1], [2, 1], [1, 2]] and given.edge_mask.all()
     assert graph(undirected=False).edges[0].tolist() == [[1, 0], [0, 1], [1, 2]]
     assert graph(edges=[]).edge_mask.sum() == 0
-    dtypes = {"features": np.float32, "edges": np.int32, "labels": np.int32}
-    dtypes |= {"edge_mask": bool, "node_mask": bool}
+    dtypes = dict(features=np.float32, edges=np.int32, labels=np.int32, edge_mask=bool, node_mask=bool)
     assert {name: getattr(given, name).dtype for name in dtypes} == dtypes
     assert all(len(getattr(given, name)) == 1 for name in dtypes)
     assert given.labels[0].tolist() == LABELS and given.node_mask.all()
     with pytest.raises(ValueError, match="read-only"):
         given.features[0, 0, 0] = 1
-
-
-def test_labels_may_be_strings_and_roles_masks():
-    given = graph(labels=["b", "a", "b", "a", ""], train=np.arange(5) < 2)
-    assert given.classes == ("a", "b") and given.labels[0].tolist() == [1, 0, 1, 0, -1]
-    assert given.roles["train"].tolist() == graph().roles["train"].tolist()
-    column = graph(labels=np.array(LABELS, object))  # as pandas may hold whole numbers
-    np.testing.assert_array_equal(column.labels, graph().labels)
+    # Labels may be strings, or a column of pandas that holds whole numbers, and roles masks.
+    named = graph(labels=["b", "a", "b", "a", ""], train=np.arange(5) < 2)
+    assert named.classes == ("a", "b") and named.labels[0].tolist() == [1, 0, 1, 0, -1]
+    assert named.roles["train"].tolist() == given.roles["train"].tolist()
+    np.testing.assert_array_equal(graph(labels=np.array(LABELS, object)).labels, given.labels)
 
 
 def test_several_graphs_are_filled_up_to_one_size():
@@ -75,7 +72,7 @@ def test_what_cannot_be_right_is_refused():
         case("test is float64", test=[0.5]),
         (lambda: data.from_graphs(train=[whole], test=[]), ValueError, "'test'"),
         (lambda: data.from_graphs(train=[whole], test=[wide]), ValueError, "graphs have [3"),
-        (lambda: data.load_graph("Cora"), ValueError, "'Cora'"),
+        (lambda: load_graph("Cora"), ValueError, "'Cora'"),
     )
 
 
@@ -101,19 +98,17 @@ def planetoid(folder, **changed):
 @pytest.mark.parametrize("inside", ["", "planetoid"])
 def test_a_citation_network_is_read_from_its_file(tmp_path, inside):
     planetoid(tmp_path / inside)
-    given = data.load_graph("cora", data_dir=tmp_path)
+    given = load_graph("cora", data_dir=tmp_path)
     expected = [[1, 0, 0], [0, 1, 1], [0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 0, 1]]
     assert given.features[0].tolist() == expected and given.name == "cora"
     nodes = {role: np.flatnonzero(mask[0]).tolist() for role, mask in given.roles.items()}
     assert nodes == {"train": [0, 1], "search": [2, 3], "test": [4]}
     planetoid(tmp_path / inside, feat_data=np.arange(6, dtype=np.float32))
-    assert data.load_graph("cora", data_dir=tmp_path).features[0, 1].tolist() == [0, 1, 2]
+    assert load_graph("cora", data_dir=tmp_path).features[0, 1].tolist() == [0, 1, 2]
 
 
 def test_a_file_that_is_missing_or_damaged_is_named(tmp_path):
-    refusals.check(
-        (lambda: data.load_graph("cora", data_dir=tmp_path), FileNotFoundError, "planetoid/cora"),
-    )
+    refusals.check((lambda: load_graph("cora", data_dir=tmp_path), FileNotFoundError, "planetoid/cora"))
     arrays, path = planetoid(tmp_path), tmp_path / "cora.npz"
     whole = path.read_bytes()
     for damage in (
@@ -125,4 +120,4 @@ def test_a_file_that_is_missing_or_damaged_is_named(tmp_path):
         lambda: planetoid(tmp_path, feat_indptr=np.array([0, 1])),
     ):
         damage()
-        refusals.check((lambda: data.load_graph("cora", data_dir=tmp_path), ValueError, "cora.npz"))
+        refusals.check((lambda: load_graph("cora", data_dir=tmp_path), ValueError, "cora.npz"))

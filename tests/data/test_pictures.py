@@ -39,22 +39,15 @@ def test_a_folder_of_classes_is_divided_among_the_roles(tmp_path):
     assert (other.train.images != given.train.images).any()
 
 
-def test_folders_of_roles_are_taken_as_they_are(tmp_path):
-    roles = {"train": 5, "val": 2, "test": 3}
-    write(tmp_path, {f"{role}/{name}": n for role, n in roles.items() for name in ("cat", "dog")}, mode="L")
-    given = data.from_folder(tmp_path, held_out=data.HeldOut(search=0.4))
-    assert tasks.Images(data=given).sizes == {"train": 6, "search": 4, "validation": 4, "test": 6}
-    assert given.image_shape == (4, 6, 1)
-    assert sorted(given.validation.images[:, 0, 0, 0].tolist()) == [40, 41, 60, 61]
-
-
-def test_usual_names_of_roles_are_no_classes_but_train_alone_is_one(tmp_path):
-    for names in ("Train Test Valid", "training testing validation", "TRAIN TEST VAL"):
+def test_folders_of_roles_have_usual_names_but_train_alone_is_a_class(tmp_path):
+    for names in ("train test val", "Train Test Valid", "training testing validation", "TRAIN TEST VAL"):
         root, sizes = tmp_path / names, dict(zip(names.split(), (5, 3, 4), strict=True))
-        write(root, {f"{name}/{one}": size for name, size in sizes.items() for one in ("cat", "dog")})
-        given = data.from_folder(root, held_out=data.HeldOut(search=0))
-        assert given.classes == ("cat", "dog")
-        assert tasks.Images(data=given).sizes == {"train": 10, "validation": 8, "test": 6}
+        write(root, {f"{name}/{one}": n for name, n in sizes.items() for one in ("cat", "dog")}, mode="L")
+        given = data.from_folder(root, held_out=data.HeldOut(search=0.4))
+        assert given.classes == ("cat", "dog") and given.image_shape == (4, 6, 1)
+        assert tasks.Images(data=given).sizes == {"train": 6, "search": 4, "validation": 8, "test": 6}
+        values = given.validation.images[:, 0, 0, 0]
+        assert sorted(values.tolist()) == [*range(80, 84), *range(100, 104)]
     assert data.from_folder(write(tmp_path / "cars", {"Train": 5, "car": 5})).classes == ("Train", "car")
 
 

@@ -11,6 +11,7 @@ from jaxnas import data, tasks
 from jaxnas.data import source_files
 from jaxnas.data.expressions import listops
 from jaxnas.data.splits import ROLES
+from jaxnas.data.text import load_text
 from tools import convert_data
 
 REAL = os.environ.get("JAXNAS_TEXT")
@@ -35,7 +36,7 @@ def load(tmp_path, name, loader):
 
 
 def corpus(tmp_path, name):
-    return load(tmp_path, name, lambda root: data.load_text(name, data_dir=root))
+    return load(tmp_path, name, lambda root: load_text(name, data_dir=root))
 
 
 def test_wikitext(tmp_path):

@@ -8,6 +8,7 @@ import refusals
 from small_tasks import random_images, task_of
 
 from jaxnas import data, tasks
+from jaxnas.data.images import load as load_images
 from jaxnas.data.splits import Split
 from jaxnas.data.text import Stream
 
@@ -37,15 +38,17 @@ def test_tokens():
 
 
 def test_settings_that_do_not_go_with_the_images():
-    lines, numbers, dark = IMAGES[:, :1], IMAGES / 255, IMAGES // 16
+    def case(setting, value, images=IMAGES, kind="uint8, 4 x 4 x 1"):
+        return lambda: of_images(images, **{setting: value}), ValueError, f"{setting} is {value}", kind
+
     refusals.check(
-        (lambda: of_images(crop_padding=4), ValueError, "crop_padding is 4", "uint8, 4 x 4 x 1"),
-        (lambda: of_images(crop_scale=0.05), ValueError, "crop_scale is 0.05", "uint8, 4 x 4 x 1"),
-        (lambda: of_images(erase=0.25), ValueError, "erase is 0.25", "uint8, 4 x 4 x 1"),
-        (lambda: of_images(lines, cutmix=1.0), ValueError, "cutmix is 1.0", "uint8, 1 x 4 x 1"),
-        (lambda: of_images(numbers, randaugment=9), ValueError, "randaugment is 9", "float32, 4 x 4 x 1"),
-        (lambda: of_images(dark, randaugment=9), ValueError, "randaugment is 9", "uint8, 4 x 4 x 1"),
-        (lambda: of_images(image_size=224), ValueError, "image_size is 224", "uint8, 4 x 4 x 1"),
+        case("crop_padding", 4),
+        case("crop_scale", 0.05),
+        case("erase", 0.25),
+        case("cutmix", 1.0, IMAGES[:, :1], "uint8, 1 x 4 x 1"),
+        case("randaugment", 9, IMAGES / 255, "float32, 4 x 4 x 1"),
+        case("randaugment", 9, IMAGES // 16),
+        case("image_size", 224),
     )
 
 
@@ -73,7 +76,7 @@ def test_things_of_another_kind():
         (lambda: data.from_tsv(5), TypeError, "5"),
         (lambda: data.from_texts(["a", "b"], ["x", "y"], classes=frozenset("xy")), TypeError, "order"),
         (lambda: data.from_graph(**NODES | {"labels": [10**9] * 6}), ValueError, "1000000000", "0 never"),
-        (lambda: data.load("digits", search_fraction=1196 / 1197), ValueError, "held out"),
+        (lambda: load_images("digits", search_fraction=1196 / 1197), ValueError, "held out"),
     )
 
 

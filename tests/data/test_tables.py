@@ -30,17 +30,12 @@ def test_columns_and_targets_are_standardized_by_the_rows_to_train_on():
     np.testing.assert_allclose(rows[:, 3], 0, atol=1e-6)
     whole = given.whole()
     assert len(whole.train) == 43 and whole.search is None and whole.mean is given.mean
-
-
-def test_rows_have_classes_in_proportion():
+    # Classes are there in proportion, and as they are.
     labels = np.array(["a", "b", "c"])[np.arange(60) % 3]
-    given = data.from_table(X, labels, X[:6], labels[:6])
-    assert given.classes == ("a", "b", "c") and (given.target_mean, given.target_std) == (0, 1)
-    assert {role: np.bincount(split.labels).tolist() for role, split in given.splits.items()} == {
-        "train": [16] * 3,
-        "search": [4] * 3,
-        "test": [2] * 3,
-    }
+    classes = data.from_table(X, labels, X[:6], labels[:6])
+    assert classes.classes == ("a", "b", "c") and (classes.target_mean, classes.target_std) == (0, 1)
+    counts = {role: np.bincount(split.labels).tolist() for role, split in classes.splits.items()}
+    assert counts == {"train": [16] * 3, "search": [4] * 3, "test": [2] * 3}
 
 
 def test_tables_that_do_not_fit_are_refused():
@@ -48,6 +43,7 @@ def test_tables_that_do_not_fit_are_refused():
         given = dict(x=X, y=Y, x_test=X[:5], y_test=Y[:5]) | changes
         return lambda: data.from_table(**given), ValueError, *names
 
+    given = data.from_table(X, np.arange(60) % 2)
     missing, mixed = X.copy(), X.astype(object)
     missing[7, 2], mixed[7, 2] = np.nan, "3"
     refusals.check(
@@ -66,11 +62,6 @@ def test_tables_that_do_not_fit_are_refused():
         case("y_test is int64", "no classes", y_test=np.arange(5)),
         case("y_test is float64", "2 classes", y=np.arange(60) % 2),
         case("y_test", y_test=None),
-        (lambda: data.from_table(X, Y).rows(X[:, :2]), ValueError, "2 columns", "3"),
-        (
-            lambda: dataclasses.replace(data.from_table(X, np.arange(60) % 2), classes=()),
-            ValueError,
-            "label 1",
-            "0 classes",
-        ),
+        (lambda: given.rows(X[:, :2]), ValueError, "2 columns", "3"),
+        (lambda: dataclasses.replace(given, classes=()), ValueError, "label 1", "0 classes"),
     )

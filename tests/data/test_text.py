@@ -11,8 +11,9 @@ import pytest
 import refusals
 from small_texts import prepare_examples
 
-from jaxnas import data
 from jaxnas.data import source_files, text
+from jaxnas.data.images import load as load_images
+from jaxnas.data.text import load_text
 
 
 def test_words_of_wikitext(corpus, wikitext):
@@ -55,16 +56,16 @@ def test_the_search_stream_is_the_end_of_the_training_text(corpus, text_files, t
     assert search.startswith(" \n = train number")
     n = len(wikitext["train"].encode())
     assert 0.18 * n <= corpus.search.n_bytes <= 0.22 * n
-    again = data.load_text("wikitext2", data_dir=text_root)
+    again = load_text("wikitext2", data_dir=text_root)
     for role, stream in corpus.splits.items():
         np.testing.assert_array_equal(stream.tokens, again.splits[role].tokens)
         np.testing.assert_array_equal(stream.documents, again.splits[role].documents)
-    whole = data.load_text("wikitext2", data_dir=text_root, search_fraction=0)
+    whole = load_text("wikitext2", data_dir=text_root, search_fraction=0)
     assert whole.search is None and whole.train.documents[-1] == 19
     assert whole.vocabulary.words == corpus.vocabulary.words
     np.testing.assert_array_equal(whole.vocabulary.counts, corpus.vocabulary.counts)
     # The same text is held out whatever the tokens.
-    letters = data.load_text("wikitext2", data_dir=text_root, tokenizer="byte")
+    letters = load_text("wikitext2", data_dir=text_root, tokenizer="byte")
     assert letters.vocabulary.decode(letters.search.tokens) == search
     assert letters.search.documents[-1] == corpus.search.documents[-1]
 
@@ -114,17 +115,6 @@ def test_the_content_decides_how_a_file_is_read(tmp_path):
         refusals.check((lambda: source_files.read_bytes(path), ValueError, "some.gz", name))
 
 
-def test_options_that_cannot_be(corpus, text_root):
-    def case(*names, **options):
-        return lambda: data.load_text("wikitext2", data_dir=text_root, **options), ValueError, *names
-
-    refusals.check(
-        case("search is 1.0", search_fraction=1.0),
-        case("search=1e-09", search_fraction=1e-9),
-        *(case(repr(name), tokenizer=name) for name in ("words", "bpe", "bpe:0", "byte:8")),
-    )
-
-
 def prepare_texts(folder, feature=None, **texts):
     """A set with a feature "text"."""
     import tensorflow_datasets as tfds
@@ -136,12 +126,12 @@ def prepare_texts(folder, feature=None, **texts):
 def test_any_other_prepared_text(tmp_path):
     train = ["one two\n", "three four", "\u00e9", "", "two two"]
     prepare_texts(tmp_path, train=train, validation=["one"], test=["one", "five\n"])
-    corpus = data.load_text("some_examples", data_dir=tmp_path, search_fraction=0)
+    corpus = load_text("some_examples", data_dir=tmp_path, search_fraction=0)
     decode = corpus.vocabulary.decode
     assert decode(corpus.train.tokens) == "one two\nthree four\n\u00e9\n\ntwo two"
     assert decode(corpus.test.tokens) == "one\nfive\n"
     assert corpus.train.documents.tolist() == [0] * 8 + [1] * 11 + [2] * 3 + [3] + [4] * 7
-    words = data.load_text("some_examples:2.0.0", data_dir=tmp_path, tokenizer="word", search_fraction=0.23)
+    words = load_text("some_examples:2.0.0", data_dir=tmp_path, tokenizer="word", search_fraction=0.23)
     assert words.vocabulary.words[:2] == ("<eos>", "two")
     assert words.vocabulary.words[-1] == "<unk>" and words.vocabulary.counts[-1] == 0
     assert words.search.documents.tolist() == [0, 0]
@@ -153,7 +143,10 @@ def test_prepared_sets_that_are_not_such_texts(tmp_path, corpus, text_root):
     import tensorflow_datasets as tfds
 
     def case(name, letter, error=ValueError, **options):
-        return lambda: data.load_text("some_examples", data_dir=tmp_path / letter, **options), error, name
+        return lambda: load_text("some_examples", data_dir=tmp_path / letter, **options), error, name
+
+    def wiki(name, **options):
+        return lambda: load_text("wikitext2", data_dir=text_root, **options), ValueError, name
 
     one, bytes_, numbers = ["one"], [b"one"], tfds.features.Tensor(shape=(2,), dtype=np.int32)
     prepare_texts(tmp_path / "a", train=one, test=one)
@@ -161,10 +154,13 @@ def test_prepared_sets_that_are_not_such_texts(tmp_path, corpus, text_root):
     prepare_texts(tmp_path / "c", train=bytes_, validation=bytes_, test=[b"", b"\xff"])
     prepare_texts(tmp_path / "d", train=one, validation=[""], test=one)
     refusals.check(
-        (lambda: data.load("wikitext2", data_dir=text_root), ValueError, "'image'"),
+        (lambda: load_images("wikitext2", data_dir=text_root), ValueError, "'image'"),
         case("'validation'", "a"),
         case("'text'", "b"),
         case("'byte'", "c", tokenizer="word"),
         case("some_examples", "d", OSError),
+        wiki("search is 1.0", search_fraction=1.0),
+        wiki("search=1e-09", search_fraction=1e-9),
+        *(wiki(repr(name), tokenizer=name) for name in ("words", "bpe", "bpe:0", "byte:8")),
     )
-    assert data.load_text("some_examples", data_dir=tmp_path / "c").test.tokens.tolist() == [10, 255]
+    assert load_text("some_examples", data_dir=tmp_path / "c").test.tokens.tolist() == [10, 255]

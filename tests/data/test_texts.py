@@ -272,8 +272,10 @@ def test_labeled_sentences_are_tokens_with_a_mask(tmp_path):
 
 
 def test_columns_by_number_and_files_of_their_own(tmp_path):
-    train = write(tmp_path / "a.tsv", [(label, "9", text) for text, label in rows(20)], header="")
-    test = write(tmp_path / "b.tsv", [(label, "9", text) for text, label in rows(8, 100)], header="")
+    train, test = (
+        write(tmp_path / f"{start}.tsv", [(label, "9", text) for text, label in rows(n, start)], header="")
+        for n, start in ((20, 0), (8, 100))
+    )
     encoding, held_out = data.Encoding(max_words=3), data.HeldOut(validation=0.2)
     given = data.from_tsv(train, test, text=2, label=0, encoding=encoding, held_out=held_out)
     assert tasks.Text(data=given).sizes == {"train": 13, "search": 3, "validation": 4, "test": 8}

@@ -9,9 +9,9 @@ import refusals
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxnas import data
 from jaxnas.data.splits import ROLES
-from jaxnas.data.vocabulary import ByteVocabulary, WordVocabulary
+from jaxnas.data.text import load_text
+from jaxnas.data.vocabulary import WordVocabulary
 
 WORD_LISTS = st.lists(st.sampled_from("a b cc <unk> é".split()), max_size=5)
 
@@ -27,16 +27,8 @@ def test_words_round_trip(lines, rest):
     assert vocabulary.decode(tokens) == whole
 
 
-@given(st.text())
-def test_bytes_round_trip(content):
-    vocabulary = ByteVocabulary(counts=np.zeros(256, np.int64))
-    tokens = vocabulary.encode(content)
-    assert tokens.dtype == np.int32 and len(tokens) == len(content.encode())
-    assert vocabulary.decode(tokens) == content
-
-
 def load(text_root, number=340):
-    return data.load_text("wikitext2", data_dir=text_root, tokenizer=f"bpe:{number}")
+    return load_text("wikitext2", data_dir=text_root, tokenizer=f"bpe:{number}")
 
 
 @pytest.fixture(scope="module")

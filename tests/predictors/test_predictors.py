@@ -1,4 +1,3 @@
-import dataclasses
 import functools
 
 import jax
@@ -12,19 +11,19 @@ from sklearn.gaussian_process import GaussianProcessRegressor, kernels
 
 from jaxnas import Choice, Space, predictors
 from jaxnas.predictors import gp
+from jaxnas.predictors.features import ChainCell, EdgeCell, path_features, path_tokens
 from jaxnas.predictors.fitting import rank_normal
-from jaxnas.predictors.transformer import Start, ranking_loss
 
 EDGES = ((0, 1), (0, 2), (1, 2), (0, 3), (1, 3), (2, 3))
-CELL = predictors.EdgeCell(EDGES, 5, none=0, identity=1)
+CELL = EdgeCell(EDGES, 5, none=0, identity=1)
 
 
 @jax.jit
 def seen(ops):
     """The paths of a cell, and what predictors see of it."""
     steps, alive, used = CELL.paths(ops)
-    features = predictors.path_features(CELL.kinds, steps, alive, used)
-    return (steps, alive, used), features, predictors.path_tokens(steps, alive)
+    features = path_features(CELL.kinds, steps, alive, used)
+    return (steps, alive, used), features, path_tokens(steps, alive)
 
 
 @pytest.fixture(scope="module")
@@ -83,12 +82,12 @@ def test_paths_of_a_cell_drop_identities_and_dead_edges():
 
 
 def test_chain_cell_paths_end_at_leaves():
-    cell = predictors.ChainCell(4, 9, identity=8)
+    cell = ChainCell(4, 9, identity=8)
 
     @jax.jit
     def read(parents, ops):
         paths = cell.paths(parents, ops)
-        return *paths, predictors.path_features(cell.kinds, *paths, length=2)
+        return *paths, path_features(cell.kinds, *paths, length=2)
 
     steps, alive, used, features = read(np.array([0, 1, 1, 0], np.int32), np.array([5, 8, 2, 7], np.int32))
     assert alive.tolist() == [False, True, True, True]
@@ -155,115 +154,37 @@ def test_transformer_learns_the_space_whatever_the_order_of_paths(cells):
     weights = jax.jit(predictor.pretrain)(jax.random.key(0), inputs)
     encode = jax.jit(predictor.encode)
     encoded = encode(weights, inputs)
-    kind = inputs["tokens"]["kind"].reshape(60, 4, 3)[:, jnp.array([2, 0, 3, 1])].reshape(60, 12)
-    moved = encode(weights, inputs | {"tokens": inputs["tokens"] | {"kind": kind}})
-    # The order of the paths does not matter.
-    np.testing.assert_allclose(moved["vectors"][0], encoded["vectors"][0], atol=1e-3)
+    paths = inputs["tokens"]["kind"].reshape(60, 4, 3)
+
+    def vectors(**tokens):
+        return encode(weights, inputs | {"tokens": inputs["tokens"] | tokens})["vectors"][0]
+
+    moved = vectors(kind=paths[:, jnp.array([2, 0, 3, 1])].reshape(60, 12))
+    np.testing.assert_allclose(moved, encoded["vectors"][0], atol=1e-3)
+    # The order within a path and which path an operation is on do matter.
+    for other in (
+        vectors(kind=paths[:, :, ::-1].reshape(60, 12)),
+        vectors(segment=paths.reshape(60, 12) * 0),
+    ):
+        assert not np.allclose(other, encoded["vectors"][0], atol=1e-2)
     assert [v.shape for v in encoded["vectors"]] == [(60, 8)] * 2
     assert not np.allclose(encoded["vectors"][0], encoded["vectors"][1])
     mean, _ = fitted_on(predictor, encoded, score, 40)
     assert np.corrcoef(mean[40:], score[40:])[0, 1] > 0.6
-    refusals.check(
-        (lambda: predictor.fit(jax.random.key(0), inputs, score, jnp.ones(60, bool)), ValueError, "encode")
-    )
 
-
-TINY = dict(width=8, outputs=8, heads=1, layers=1, members=2)
-SCORER = predictors.SupervisedTransformer(
-    2, 4, **TINY, steps=60, batch=32, learning_rate=0.01, structure=False
-)
-
-
-@pytest.fixture(scope="module")
-def ordered():
-    """Two segments of two operations each, and how many have a 1 behind a 0.
-
-    Every example has two of each operation: only order and segments tell them apart.
-    """
-    cells = jnp.asarray([[0, 1, 0, 1], [0, 1, 1, 0], [1, 0, 1, 0], [0, 0, 1, 1]], jnp.int32)
-    score = jnp.asarray([2.0, 1.0, -2.0, 0.0])
-    rows = jnp.arange(40) % 4
-    places = {"place": jnp.asarray([0, 1, 0, 1]), "segment": jnp.asarray([0, 0, 1, 1])}
-    tokens = {name: jnp.broadcast_to(x[None], (40, 4)) for name, x in places.items()}
-    return {"tokens": tokens | {"kind": cells[rows]}}, score[rows]
-
-
-@pytest.mark.parametrize("losses", [{"ranking": 0.0}, *tiers.nightly({"regression": 0.0})], ids=str)
-def test_supervised_transformer_learns_an_order_by_either_loss(ordered, losses):
-    inputs, score = ordered
-    predictor = dataclasses.replace(SCORER, **losses)
-    mean, std = fitted_on(predictor, inputs, score, 30)
-    assert mean.shape == std.shape == (40,) and mean.dtype == std.dtype == jnp.float32
-    assert bool((std > 0).all())
-    by_score = [float(mean[k]) for k in (2, 3, 1, 0)]
-    assert np.all(np.diff(by_score) > 0.1), by_score
-    if "ranking" in losses:  # in the units of the normal quantiles
-        np.testing.assert_allclose(mean[:4], rank_normal(score, score == score)[:4], atol=0.5)
-        return
-    # What rows not in use hold does not matter, and of many keys each gives what it gives alone.
-    scrambled = {"tokens": inputs["tokens"] | {"kind": inputs["tokens"]["kind"].at[30:].set(-1)}}
-    fit = jax.jit(jax.vmap(predictor.fit, (0, None, None, None)))
-    keys = jnp.stack([jax.random.key(0), jax.random.key(5)])
-    many = fit(keys, scrambled, score.at[30:].set(jnp.inf), jnp.arange(40) < 30)
-    predict = jax.jit(jax.vmap(predictor.predict, (0, None)))
-    again, other = predict(many, inputs)[0]
-    np.testing.assert_allclose(again, mean, atol=1e-3)
-    assert not np.allclose(other, mean, atol=1e-3)
-
-
-def test_supervised_transformer_starts_from_learned_encoders_and_reads_features(cells):
-    inputs, score = cells
-    teacher = predictors.TransformerPredictor(3, 3, **TINY, steps=2)
-    weights = jax.jit(teacher.pretrain)(jax.random.key(0), inputs)
-    start = dict(steps=1, learning_rate=1e-6, start=Start(weights))
-    predictor = predictors.SupervisedTransformer(3, 3, **TINY, **start)
-    fitted = jax.jit(predictor.fit)(jax.random.key(0), inputs, score, jnp.arange(60) < 40)
-    kept = fitted["members"]["params"]["params"]["encoder"]
-    for name in ("summary", "Embed_0", "Dense_0", "Dense_2"):  # the last one makes the vector
-        close = functools.partial(np.testing.assert_allclose, atol=1e-5)
-        jax.tree.map(close, kept[name], weights["params"][name])
-    predict = jax.jit(predictor.predict)
-    moved = inputs | {"features": jax.tree.map(lambda x: np.asarray(x) + 1, inputs["features"])}
-    assert not np.allclose(predict(fitted, moved)[0], predict(fitted, inputs)[0], atol=1e-3)
-
-    def fit(**changes):
-        other = dataclasses.replace(predictor, **changes)
-        return jax.eval_shape(other.fit, jax.random.key(0), inputs, score, np.ones(60, bool))
+    def pretrain(features=score[:, None], shift=0, **changes):
+        tokens = {name: x + shift for name, x in inputs["tokens"].items()} | changes
+        return lambda: predictor.pretrain(jax.random.key(0), {"tokens": tokens, "features": features})
 
     refusals.check(
-        (lambda: fit(members=3), ValueError, "weights of 2"),
-        (lambda: fit(width=16), ValueError, "other sizes"),
-        (lambda: fit(layers=2), ValueError, "another encoder"),
+        (lambda: predictor.fit(jax.random.key(0), inputs, score, score > 0), ValueError, "encode"),
+        (lambda: predictor.encode(weights, {"tokens": inputs["tokens"]}), ValueError, "features"),
+        (lambda: predictor.encode(weights, score[:, None]), ValueError, "tokens"),
+        (pretrain(shift=9), ValueError, "kind is from"),
+        (pretrain(place=inputs["tokens"]["place"] - 1), ValueError, "place is from"),
+        (pretrain(segment=score), ValueError, "kind, place, segment"),
+        (pretrain(features=score), ValueError, "leaf 0"),
     )
-
-
-def test_supervised_transformer_says_what_is_missing(ordered):
-    inputs, score = ordered
-
-    def fit(inputs=inputs, used=40, **changes):
-        scorer = dataclasses.replace(SCORER, **changes)
-        return scorer.fit(jax.random.key(0), inputs, score, jnp.arange(40) < used)
-
-    tokens, pretrain = inputs["tokens"], predictors.TransformerPredictor(3, 3).pretrain
-    wrong = {"tokens": {**tokens, "kind": tokens["kind"] + 9}, "features": score[:, None]}
-    refusals.check(
-        (lambda: fit(ranking=0.0, regression=0.0), ValueError, "are both 0"),
-        (lambda: fit(structure=True), ValueError, "features"),
-        (lambda: fit(score[:, None]), ValueError, "tokens"),
-        (lambda: fit(used=1), ValueError, "two points"),
-        (lambda: fit(wrong), ValueError, "kind is from"),
-        (lambda: SCORER.predict({"mean": []}, wrong), ValueError, "kind is from"),
-        (lambda: pretrain(jax.random.key(0), wrong), ValueError, "kind is from"),
-        (lambda: fit({"tokens": {**tokens, "place": tokens["place"] - 1}}), ValueError, "place is from"),
-        (lambda: fit({"tokens": {"kind": tokens["kind"]}}), ValueError, "kind, place,"),
-    )
-
-
-def test_ranking_loss_counts_pairs_that_differ():
-    told, aims = jnp.asarray([0.0, 2.0, 1.0]), jnp.asarray([1.0, 0.0, 1.0])
-    want = np.mean(np.log1p(np.exp([2.0, 1.0])))  # the second is above both, wrongly
-    np.testing.assert_allclose(ranking_loss(told, aims), want, rtol=1e-6)
-    assert ranking_loss(told, jnp.zeros(3)) == 0
 
 
 @pytest.mark.parametrize(
@@ -310,8 +231,10 @@ def test_settings_that_cannot_be_right_are_refused():
         (lambda: transformer(process=None), TypeError, "process is None"),
         (lambda: predictors.tokens(None), TypeError, "space is None"),
         (lambda: predictors.one_hot({"a": 2}), TypeError, "one_hot"),
-        (lambda: predictors.EdgeCell(5, 3), ValueError, "edges is 5"),
-        (lambda: predictors.EdgeCell(((1, 0),), 3), ValueError, "1, 0"),
-        (lambda: predictors.EdgeCell(EDGES, 5, none=5), ValueError, "none is 5"),
-        (lambda: predictors.ChainCell(4, 9, identity="skip"), ValueError, "'skip'"),
+        (lambda: EdgeCell(5, 3), ValueError, "edges is 5"),
+        (lambda: EdgeCell(((1, 0),), 3), ValueError, "1, 0"),
+        (lambda: EdgeCell(EDGES, 5, none=5), ValueError, "none is 5"),
+        (lambda: EdgeCell(EDGES, True), ValueError, "operations is True"),
+        (lambda: ChainCell(4, 9, identity="skip"), ValueError, "'skip'"),
+        (lambda: ChainCell(0, 9), ValueError, "nodes is 0"),
     )

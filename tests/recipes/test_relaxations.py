@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from refusals import check
 
 from jaxnas.recipes import relaxations
-from jaxnas.search.perturbation import perturbation, pruning
+from jaxnas.search.selections import perturbation, pruning
 from jaxnas.space import Choice, Space
 
 SPACE = Space(width=Choice(1, 2, 4), op=Choice("a", "b").repeat(3))

