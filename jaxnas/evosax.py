@@ -69,7 +69,7 @@ class FromEvosax(Strategy):
 
     def init(self, key: jax.Array) -> State:
         """The first state; see `Strategy`."""
-        check_key(key)
+        check_key("FromEvosax", key)
         key, own_key = jax.random.split(key)
         start = jnp.zeros(self.space.length)
         with _lenient():

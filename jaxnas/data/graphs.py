@@ -35,6 +35,9 @@ class Graphs:
       node_mask: bool [G, N], likewise.
       labels: int32 [G, N], -1 for a node without a label.
       roles: bool [G, N] by role; no node has two, and nodes without a label have none.
+
+    Raises:
+      ValueError: roles that overlap, are empty or have unlabeled nodes; a class without a training node.
     """
 
     name: str
@@ -121,6 +124,10 @@ def from_graph(
       name: of the data.
       classes: names of the labels in the order of their numbers; by default the strings that occur, in
         alphabetical order, or the numbers themselves.
+
+    Raises:
+      ValueError: shapes or dtypes that do not fit each other, non-finite features, edges out of the graph, or
+        as `Graphs`.
     """
     given = {"train": train, "search": search, "validation": validation, "test": test}
     graph = _Graph.make("from_graph", features, edges, labels, undirected)
@@ -145,6 +152,9 @@ def from_graphs(
       train, search, validation, test: graphs of the roles, each (features, edges, labels) as of `from_graph`.
         Nodes without a label have no role.
       undirected, name, classes: as of `from_graph`.
+
+    Raises:
+      ValueError: as `from_graph`, or graphs with different numbers of features.
     """
     given = {"train": train, "search": search, "validation": validation, "test": test}
     owners = [role for role, items in given.items() for _ in items]

@@ -91,6 +91,10 @@ def load(
       seed: of the search split.
       image_size: height and width in pixels to which images of many sizes are decoded; see `SourceImages`.
       workers: processes that decode; 0 for none, None for as many as there are processors.
+
+    Raises:
+      FileNotFoundError: the dataset is not prepared.
+      ValueError: a dataset without such images, or a share that leaves nothing to train on.
     """
     held_out, imagenet = HeldOut(search=search_fraction, seed=seed), name.startswith("imagenet2012")
     if name == "digits":
@@ -211,6 +215,9 @@ def from_arrays(
       classes: names of the labels in the order of their numbers; by default the strings that occur, in
         alphabetical order, or the numbers themselves.
       held_out: shares of the other roles.
+
+    Raises:
+      ValueError: arrays that do not fit each other, non-finite values, or constant images.
     """
     given = {"train": _images("images", images)}
     numbers, classes = number_labels(labels, classes, "from_arrays: labels")
@@ -289,6 +296,11 @@ def from_folder(
         `Batches`.
       workers: processes that decode; 0 for none, None for as many as there are processors.
       held_out: shares of the roles that have no folder.
+
+    Raises:
+      FileNotFoundError: no such folder, or no folders of classes in it.
+      ValueError: images of several sizes without a `size`, of more than 8 bits, or unreadable; classes that
+        differ between the roles.
     """
     check_flags("from_folder", in_memory=in_memory)
     root = local_copy(path)

@@ -202,6 +202,10 @@ def from_texts(
       classes: the labels in the order of their numbers; by default those that occur, in alphabetical order.
       encoding: how texts become tokens.
       held_out: shares of the other roles.
+
+    Raises:
+      ValueError: something else than a list of strings, a text without a token, another number of labels than
+        of texts, or a label that is in no class.
     """
     if (test_texts is None) != (test_labels is None):
         raise ValueError("from_texts: give test_texts and test_labels, or none of the two.")
@@ -241,6 +245,10 @@ def from_tsv(
       text, label: columns, by their names in the first line, or both by their numbers from 0 if there is no
         line of names.
       classes, encoding, held_out: as of `from_texts`.
+
+    Raises:
+      FileNotFoundError: no such file.
+      ValueError: no such column, a row with another number of columns or without a label, or as `from_texts`.
     """
     if isinstance(text, str) != isinstance(label, str) or text == label:
         raise ValueError(f"from_tsv: text={text!r} and label={label!r}; expected two names or two numbers.")

@@ -56,6 +56,9 @@ def from_table(
       x_test, y_test: of the test, likewise; None to hold out a part of `x`.
       name: of the data.
       held_out: shares of the other roles.
+
+    Raises:
+      ValueError: arrays that do not fit each other, non-finite values, or constant rows or targets.
     """
     what = f"from_table ({name})"
     if (x_test is None) != (y_test is None):

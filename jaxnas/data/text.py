@@ -160,6 +160,11 @@ def from_text(
         folder of a checkpoint with a tokenizer.json, or such a file.
       encoding: of the files, as Python names it.
       held_out: shares of the bytes.
+
+    Raises:
+      FileNotFoundError: no such file.
+      ValueError: an empty file, another encoding, an unknown tokenizer, or a text too short for its roles.
+      ImportError: sub-words without the package tokenizers.
     """
     check_tokenizer(tokenizer)
     paths = {"train": path, "validation": validation, "test": test}

@@ -65,6 +65,9 @@ def replacements(
         repeated; others stay. Layers that can be skipped are [[("layers_*/attention", i), ("layers_*/mlp",
         i)] for i in range(30)]. None for all elements, of which those that decide whether others are active
         share a place.
+
+    Raises:
+      ValueError: an element that is unknown or in two places, or a place of more than 10,000 options.
     """
     names = [(name, place) for name, choice in space.decisions for place in range(math.prod(choice.shape))]
     chosen = counting.parts_of(names, space.elements) if places is None else places

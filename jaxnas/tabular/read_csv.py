@@ -46,6 +46,12 @@ def from_csv(
       name: of the table; by default the file's name without its ending.
       ignore: columns that are left out.
       canonical, features: of the table; see `from_arrays`.
+
+    Raises:
+      OSError: there is no such file, or it cannot be read.
+      ValueError: no such text; a missing or unknown column; or, with line and column, a cell that is no
+      option,
+        no finite number, or empty where its choice is active.
     """
     path = files.as_path(path)
     columns, lines = _read(path)
