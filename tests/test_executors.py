@@ -46,10 +46,10 @@ def test_jobs_on_processes_are_those_of_the_loop():
 
 ERRORS = [
     processes.ProcessesDisagree("seed: 0 / 1"),
-    training.CheckpointError("no room"),
-    training.ConfigMismatch("another config", ["seed", "steps"]),
-    training.DivergedError("not finite"),
-    training.WorkdirError("in use"),
+    training.checkpoint.CheckpointError("no room"),
+    training.checkpoint.ConfigMismatch("another config", ["seed", "steps"]),
+    training.store.DivergedError("not finite"),
+    training.workdir.WorkdirError("in use"),
     training.checkpoint.NotFinite("a NaN"),
 ]
 

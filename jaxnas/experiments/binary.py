@@ -168,9 +168,11 @@ def _told(error: Exception) -> tuple[str, Callable[[int], Any], int] | None:
     if isinstance(error, BrokenExecutor):
         advice = "The same command resumes; take fewer workers if memory is short."
         return f"a worker died: {error} {advice}", sys.exit, 1
-    if isinstance(error, (ValueError, OSError, training.CheckpointError, training.WorkdirError)):
+    if isinstance(
+        error, (ValueError, OSError, training.checkpoint.CheckpointError, training.workdir.WorkdirError)
+    ):
         return str(error), sys.exit, 2
-    if isinstance(error, training.DivergedError):
+    if isinstance(error, training.store.DivergedError):
         return str(error), sys.exit, 1
     if _has_devices():
         return None

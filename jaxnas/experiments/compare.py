@@ -50,7 +50,7 @@ from jaxnas.experiments import strategies as strategies_lib
 from jaxnas.experiments.config import ConfigError
 from jaxnas.experiments.searches import Searches
 from jaxnas.report import comparison, words
-from jaxnas.report import write as write_page
+from jaxnas.report.page import write as write_page
 from jaxnas.tabular.anytime import Anytime, anytime, at_seconds, spent_seconds
 from jaxnas.training.progress import Clock, Progress, times_line
 from jaxnas.training.workdir import open_workdir

@@ -92,7 +92,7 @@ def retrain(
     label = architecture.replace(":", "_")
     if not re.fullmatch(r"\w{1,40}", label):
         label = "given_" + files.sha256(architecture.encode())[:12]
-    with training.open_workdir(root / "retrained" / f"{label}-{weights}-{seed}") as workdir:
+    with training.workdir.open_workdir(root / "retrained" / f"{label}-{weights}-{seed}") as workdir:
         try:
             result = runs.retrain(
                 *(session.task, session.net, arch),

@@ -24,11 +24,12 @@ from typing import Any
 
 from absl import flags
 
-from jaxnas import executors, files, processes, report, runs, supernets, training
+from jaxnas import executors, files, processes, runs, supernets, training
 from jaxnas.experiments import binary, jobs
 from jaxnas.experiments.config import Config, ConfigError
 from jaxnas.experiments.configs import CONFIGS
 from jaxnas.experiments.session import Session
+from jaxnas.report.page import summary_lines
 from jaxnas.runs.methods import BY_BUDGET
 from jaxnas.supernets.autoformer.convert import from_torch_autoformer, read_checkpoint
 from jaxnas.training.plain import to_dict
@@ -76,7 +77,7 @@ def on_workers(executor: Executor | None, config: Config) -> dict[str, executors
 
 def main() -> int:
     config, path = binary.read_config(CONFIGS, trains=False)
-    with training.open_workdir(path) as workdir, binary.executor() as executor:
+    with training.workdir.open_workdir(path) as workdir, binary.executor() as executor:
         workers = on_workers(executor, config)
         session = binary.bring_to_life(config, workdir)
         if config.pretrained:
@@ -115,7 +116,7 @@ def main() -> int:
                 return binary.STOPPED
             if processes.is_first():
                 runs.publish(path)
-    print("\n".join(report.summary_lines(path)), flush=True)
+    print("\n".join(summary_lines(path)), flush=True)
     print(times_line(found.times), flush=True)
     return 0
 

@@ -40,7 +40,7 @@ def main() -> int:
 def train() -> None:
     config, path = binary.read_config(CONFIGS, trains=True, begins=True)
     print(pretty(config) if flags.FLAGS.verbose else one_line(config, path), flush=True)
-    with training.open_workdir(path) as workdir:
+    with training.workdir.open_workdir(path) as workdir:
         session = binary.bring_to_life(config)
         task, settings = session.task, config.training
         print(

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from flax.traverse_util import flatten_dict
 
 from jaxnas.report import advice, charts, drawing, findings, words
-from jaxnas.report.findings import LATENCY, TIMES, Run
+from jaxnas.report.findings import LATENCY, Run
 from jaxnas.report.result import Candidate, SelectionOf
 from jaxnas.report.words import is_number
 
@@ -73,11 +72,6 @@ def facts(run: Run, doing: str = "") -> Facts:
         "tiles": tiles(run) if measured else [],
         "sections": [one for one in parts if any(value for key, value in one.items() if key != "title")],
     }
-
-
-def charts_of(page: Facts) -> dict[str, Any]:
-    """All charts of a page by name."""
-    return {name: spec for one in page["sections"] for name, spec in one.get("charts", {}).items()}
 
 
 def _lead(run: Run) -> list[str]:
@@ -331,23 +325,16 @@ def _measured(run: Run) -> Section:
     roles = sorted(roles, key=lambda role: role == run.final_role)
     columns = [(role, m) for role in roles for m in metrics if role == run.final_role or m is metrics[0]]
     columns = [(role, m) for role, m in columns if any(m.name in net.metrics.get(role, {}) for net in nets)]
-    times = [key for key in TIMES if any(is_number(one.times.get(key)) for one in run.retrained)]
     for one in groups:
         cells = [words.cost_text(one.network.costs.get(cost)) for cost in costs]
-        cells += [one.text(metric, role) for role, metric in columns]
-        for key in times:
-            known = [x.times[key] for x in one.members if is_number(x.times.get(key))]
-            cells.append(words.short(statistics.fmean(known)) if known else "–")
-        rows.append((one.label, *cells))
+        rows.append((one.label, *cells, *(one.text(metric, role) for role, metric in columns)))
     if linear := run.result.linear:
         cells = [words.value_text(m, linear.get(role) if m is metrics[0] else None) for role, m in columns]
-        rows.append((advice.LINEAR, *["–"] * len(costs), *cells, *["–"] * len(times)))
+        rows.append((advice.LINEAR, *["–"] * len(costs), *cells))
     shown = [words.metric_name(metric, role, unit=True) for role, metric in columns]
-    head = ["network", *map(words.cost_name, costs), *shown, *(TIMES[key] for key in times)]
+    table = dict(head=["network", *map(words.cost_name, costs), *shown], rows=rows, first=True)
     several = any(len(one.members) > 1 for one in groups)
     notes = ["Of several seeds: means ± one standard deviation."] if several else []
-    notes += ["Times are medians on the device below; they differ from run to run."] if times else []
-    table = dict(head=head, rows=rows, first=True)
     return dict(title="The networks side by side", tables=[table], notes=notes)
 
 

@@ -12,12 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxnas
-from jaxnas import files, processes, report
+from jaxnas import processes
 from jaxnas.artifacts import needs_module
 from jaxnas.cost import cost
-from jaxnas.latency import median_times
 from jaxnas.recipes.distillation import Distillation, Teacher
 from jaxnas.recipes.hard import Fixed
+from jaxnas.report import page
 from jaxnas.report import result as results
 from jaxnas.report.result import Network, Result
 from jaxnas.runs.describe import calls, describe_run, trained_by
@@ -35,8 +35,7 @@ from jaxnas.tasks.task import check_task
 from jaxnas.training.evaluate import Evaluator, calibrated, make_evaluator
 from jaxnas.training.fit import fit
 from jaxnas.training.plain import to_dict
-from jaxnas.training.settings import Training
-from jaxnas.training.step import Options, prepare
+from jaxnas.training.step import Options
 from jaxnas.training.store import interrupted
 
 
@@ -121,7 +120,7 @@ def finish(
         result = dataclasses.replace(result, ranking=ranking)
         if processes.is_first():
             results.write(root, result)
-            report.write(root)
+            page.write(root)
         processes.wait("the ranking is written")
     return result
 
@@ -225,31 +224,12 @@ def retrain(
     )
     own = {"network": to_dict(net), "retraining": to_dict(training), "seed": seed}
     result = describe_run(whole, space, network, own if lab.config is None else lab.config)
-    # Apart from the result, which a run that was killed and resumed gives bit for bit.
-    times = {**trained.times, **_speed(whole, small, training)}
     weights = calibrated(whole, small, processes.on_host(trained.variables))
     if processes.is_first():
         result = dataclasses.replace(result, exported_batch=save(root, task, small, weights))
         results.write(root, result)
-        files.write_json(root / "times.json", times)
     processes.wait("the retraining is written")
     return result
-
-
-def _speed(task: Task, net: nn.Module, training: Training) -> dict[str, float]:
-    """Median time of a training step, in ms, and rows a second at inference, of a network alone."""
-    state, step, batch = prepare(task, net, training, Fixed())
-    given, kept = batch(0), [state]
-    variables, inputs = jax.tree.map(jnp.copy, state.variables), task.preprocess(given["train"])
-    infer = jax.jit(lambda variables, inputs: net.apply(variables, inputs))
-
-    def train() -> Any:
-        kept[0], metrics = step(kept[0], given)  # a step consumes its state
-        return metrics
-
-    seconds = median_times({"train": train, "infer": lambda: infer(variables, inputs)}, repeats=10)
-    rows = jax.tree.leaves(inputs)[0].shape[0]
-    return {"training_step_ms": 1e3 * seconds["train"], "inference_rows_per_second": rows / seconds["infer"]}
 
 
 def _measured(evaluators: Mapping[str, Evaluator], variables: Any, arch: Arch | None = None) -> dict:

@@ -6,10 +6,10 @@ import os
 from typing import Any
 
 import jaxnas
-from jaxnas import files, report
+from jaxnas import files
 from jaxnas.artifacts import PREPROCESSING, exported_batch
 from jaxnas.hf.prunable import PrunableNetwork
-from jaxnas.report import findings
+from jaxnas.report import findings, page
 from jaxnas.tasks import Task
 
 SUBNET = "subnet"
@@ -28,12 +28,12 @@ def publish(workdir: str | os.PathLike) -> None:
       FileNotFoundError: no search has ended here.
       FileExistsError: subnet/ holds files of others.
     """
-    root, run = files.as_path(workdir), report.read_run(workdir)
+    root, run = files.as_path(workdir), findings.read_run(workdir)
     if (chosen := findings.retrained(run)) is not None:
         source = root / "retrained" / chosen.folder / SUBNET
         paths = sorted(path for path in source.iterdir() if not files.is_leftover(path))  # subnet.json last
         files.replace_folder(root / SUBNET, {path.name: path.read_bytes() for path in paths})
-    report.write(root)
+    page.write(root)
 
 
 def save(workdir: os.PathLike, task: Task, net: Any, variables: Any) -> int | None:

@@ -48,9 +48,8 @@ class Progress:
         self._stream = sys.stderr if stream is None else stream
         self._terminal = self._stream.isatty()
         # Seconds between two lines, and before the first says that something compiles.
-        self._every, self._patience = (0.1, 1.0) if self._terminal else (10.0, 10.0)
-        if every is not None:
-            self._every = self._patience = every
+        usual = (0.1, 1.0) if self._terminal else (10.0, 10.0)
+        self._every, self._patience = usual if every is None else (every, every)
         self._marks: collections.deque[tuple[float, int]] = collections.deque(maxlen=20)  # shown
         self._width, self._shown = 0, is_first()
         self._metrics: Mapping[str, float] = {}

@@ -8,7 +8,6 @@ import json
 import logging
 import math
 import operator
-import os
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -101,15 +100,12 @@ class JsonlWriter:
     """
 
     def __init__(self, path: files.Path, resume: int | None = None, digest: str | None = None) -> None:
-        self.path = files.as_path(path)
-        self._last: int | None = None
-        kept = 0
+        self.path, self._last, kept = files.as_path(path), None, 0
         records = files.read_lines(self.path, ("step",)) if resume is not None else []
         for record in records:
-            if self._step(record) > (resume or 0):
+            if (step := self._step(record)) > (resume or 0):
                 break
-            self._last = record["step"]
-            kept += 1
+            self._last, kept = step, kept + 1
         if records and not kept:
             digest = None  # The file was deleted, and has none of the records that the digest is of.
         data = self.path.read_bytes() if self.path.exists() else b""
@@ -186,10 +182,7 @@ class Store:
     """
 
     def __init__(
-        self,
-        workdir: str | os.PathLike | None,
-        decided_by: Mapping[str, Any],
-        may_differ: tuple[str, ...] = (),
+        self, workdir: files.Path | None, decided_by: Mapping[str, Any], may_differ: tuple[str, ...] = ()
     ) -> None:
         self.folder: pathlib.Path | None = None if workdir is None else files.as_path(workdir)
         self.begun, self.course = False, Course()
@@ -287,10 +280,8 @@ class Store:
         which = f" It trained {json.dumps(files.plain(trained[0]))}." if len(trained) == 1 else ""
         what = f"The loss or a gradient of step {step} is not finite."
         if course.bad:
-            what = (
-                f"The training diverged at step {step}: the loss is {course.last:.3g}, and was "
-                f"{course.best:.3g} at its best."
-            )
+            figures = f"the loss is {course.last:.3g}, and was {course.best:.3g} at its best."
+            what = f"The training diverged at step {step}: {figures}"
         kept = (
             "There is no checkpoint before it" if good is None else f"Checkpoint {good} is good and is kept"
         )

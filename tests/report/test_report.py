@@ -16,10 +16,10 @@ import vl_convert
 import workdirs
 from workdirs import change, facts_of, page_of, section_of
 
-from jaxnas import report
-from jaxnas.report import charts, findings, read_run, vega, words
+from jaxnas.report import charts, findings, vega, words
 from jaxnas.report import result as result_lib
-from jaxnas.report.page import write_running
+from jaxnas.report.findings import read_run
+from jaxnas.report.page import summary_lines, write, write_running
 from jaxnas.report.result import MetricOf, Network, Result, SpaceOf, TaskOf
 from jaxnas.runs.describe import LivePage
 from jaxnas.training.progress import times_line
@@ -43,7 +43,7 @@ def roots(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def pages(roots):
-    return {kind: report.write(root).read_text(encoding="utf-8") for kind, root in roots.items()}
+    return {kind: write(root).read_text(encoding="utf-8") for kind, root in roots.items()}
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ def test_same_files_give_same_bytes_in_any_folder(roots, pages, tmp_path, kind):
     other = KINDS[kind](tmp_path / "elsewhere")
     # The times of the run itself are not reproducible, and not on the page.
     (other / "times.json").write_text('{"seconds": 1.5, "input": 0.25}')
-    assert report.write(other).read_text(encoding="utf-8") == pages[kind]
+    assert write(other).read_text(encoding="utf-8") == pages[kind]
     assert str(roots[kind]) not in pages[kind] and "elsewhere" not in pages[kind]
     made = {p.name for p in other.iterdir()} - {"search", "retrained", "metrics.jsonl", "result.json"}
     assert made == {"report.html", "times.json"}
@@ -190,7 +190,7 @@ def test_the_least_result_has_a_page(tmp_path):
     task = TaskOf(name="data", examples="rows", sizes={}, metrics=(workdirs.ACCURACY,))
     result_lib.write(tmp_path, Result(task=task, space=SpaceOf(cardinality="1", choices={}), found=found))
     assert "– test accuracy" in page_of(tmp_path).text
-    assert report.summary_lines(tmp_path)[-1] == f"Open {tmp_path / 'report.html'}"
+    assert summary_lines(tmp_path)[-1] == f"Open {tmp_path / 'report.html'}"
     # It was trained alone, and shows its validation.
     lines = [{"step": step, "split": "validation", "accuracy": step / 100} for step in (10, 20, 30)]
     workdirs.write_lines(tmp_path / "metrics.jsonl", lines)
@@ -310,7 +310,7 @@ def test_text_is_escaped(tmp_path, kind):
     )
     if (path := root / "search/history.jsonl").exists():
         append(path, json.loads(path.read_text().splitlines()[-1]) | {"strategy": EVIL, EVIL: 1})
-    text = report.write(root).read_text(encoding="utf-8")
+    text = write(root).read_text(encoding="utf-8")
     page = workdirs.Page(text)
     assert "<script>alert" not in text and text.count("<script") in (0, 3) and EVIL in page.text
     assert EVIL in page.charts["scatter"]["datasets"]["points"][0]["s"] if path.exists() else True
@@ -358,7 +358,7 @@ def test_damaged_files_are_named(tmp_path):
         if damage(text) is not None:
             path.write_text(damage(text))
         names = [one.replace("{n}", str(text.count("\n") + 1)) for one in names]
-        return lambda: report.write(root), error, path.name, *names
+        return lambda: write(root), error, path.name, *names
 
     refusals.check(*(case(number, *one) for number, one in enumerate(DAMAGED)))
     assert list(tmp_path.glob("*/report.html")) == []
@@ -373,7 +373,7 @@ def test_a_result_that_was_changed_anywhere_is_named(roots, tmp_path, kind):
         changed = "7" if one[1] != "7" else '"x"'
         path.write_text(text[: one.start(1)] + changed + text[one.end(1) :])
         with pytest.raises(ValueError, match=r"result\.json (was changed after it|has version 7)"):
-            report.write(tmp_path)
+            write(tmp_path)
 
 
 def test_what_is_no_result_is_refused(roots):
@@ -399,11 +399,11 @@ def test_lines_written_twice_count_once_and_half_a_line_not_at_all(vision, pages
     for name in ("metrics.jsonl", "search/history.jsonl"):
         lines = (vision / name).read_text().splitlines(keepends=True)
         (vision / name).write_text("".join(lines + lines[-20:]) + '{"step')
-    assert report.write(vision).read_text(encoding="utf-8") == pages["vision"]
+    assert write(vision).read_text(encoding="utf-8") == pages["vision"]
 
 
 def test_summary_lines(roots):
-    *lines, network, page = report.summary_lines(root := roots["vision"])
+    *lines, network, page = summary_lines(root := roots["vision"])
     assert lines[0].startswith("Found: ") and HOLDS["vision"].partition("|")[0] in lines[0]
     assert any("better than random search’s best" in line for line in lines)
     assert (network, page) == (f"Network: {root}/subnet", f"Open {root}/report.html")

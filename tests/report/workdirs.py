@@ -9,10 +9,11 @@ import random
 
 import jax
 
-from jaxnas import report, spaces
+from jaxnas import spaces
 from jaxnas.report import facts
 from jaxnas.report import result as result_lib
-from jaxnas.report.page import library
+from jaxnas.report.findings import read_run
+from jaxnas.report.page import library, write
 from jaxnas.report.result import Candidate, MetricOf, Network, Result, SearchOf, SelectionOf, SpaceOf, TaskOf
 
 ACCURACY = MetricOf(name="accuracy", unit="%", direction="max")
@@ -64,11 +65,11 @@ class Page(html.parser.HTMLParser):
 
 
 def page_of(root):
-    return Page(report.write(root).read_text(encoding="utf-8"))
+    return Page(write(root).read_text(encoding="utf-8"))
 
 
 def facts_of(root):
-    return facts.facts(report.read_run(root))
+    return facts.facts(read_run(root))
 
 
 def section_of(root, title):

@@ -8,7 +8,8 @@ from small_tasks import task_of
 import jaxnas
 from jaxnas import runs, search, spaces, supernets
 from jaxnas.recipes import Relaxed, Uniform
-from jaxnas.training import Training, fit, make_mesh
+from jaxnas.training import Training, fit
+from jaxnas.training.mesh import make_mesh
 
 TRAINING = Training(steps=4, batch_size=1, learning_rate=1e-2, warmup_steps=1, log_every=1, clip=1.0)
 EVEN = Relaxed(order="joint", relaxation="average")

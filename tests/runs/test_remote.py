@@ -11,9 +11,12 @@ import refusals
 from small_tasks import net_of, task_of
 
 import jaxnas
-from jaxnas import data, files, report, runs, search, tabular
-from jaxnas.training import Options, Training, fit, make_mesh, open_workdir
+from jaxnas import data, files, runs, search, tabular
+from jaxnas.report.page import write
+from jaxnas.training import Options, Training, fit
 from jaxnas.training.checkpoint import Checkpointer
+from jaxnas.training.mesh import make_mesh
+from jaxnas.training.workdir import open_workdir
 from tools.drill.contents import NOT_COMPARED, content
 
 TRAINING = Training(
@@ -44,7 +47,7 @@ def run(workdir):
         assert [len(one) for one in (result.searches, result.networks)] == [1, 2]
         arch = net.space.from_dict(result.found.architecture)
         runs.retrain(task, net, arch, runs.Lab(root / "retrained" / "one", alone=TRAINING, **common))
-        page = report.write(root)
+        page = write(root)
     small, variables = jaxnas.load_subnet(files.as_path(workdir) / "subnet", module=type(net))
     assert small.space.cardinality == 1
     assert files.read_lines(root / "metrics.jsonl")[-1]["step"] == 4

@@ -12,12 +12,13 @@ import tiers
 from small_tasks import TASKS, net_of, perceptron, task_of
 
 import jaxnas
-from jaxnas import files, report, runs, search, spaces
+from jaxnas import files, runs, search, spaces
 from jaxnas.recipes import Distillation, Fixed, Relaxed, Sandwich, Uniform
 from jaxnas.report import findings
 from jaxnas.report import result as results
 from jaxnas.runs.methods import BY_BUDGET
-from jaxnas.training import Options, Training, fit, make_mesh
+from jaxnas.training import Options, Training, fit
+from jaxnas.training.mesh import make_mesh
 from jaxnas.training.progress import times_line
 from jaxnas.training.step import prepare
 
@@ -151,7 +152,7 @@ def test_every_method_and_retraining_runs_on_every_task(recipe, kind, every, tmp
 
     # What the page shows is what it loads, and goes by the weights that were trained alone.
     runs.publish(tmp_path)
-    shown = findings.retrained(report.read_run(tmp_path))
+    shown = findings.retrained(findings.read_run(tmp_path))
     check_loaded(net, tmp_path / "subnet", task.whole(), shown.network)
     source = tmp_path / "retrained" / shown.folder / "subnet"
     names = {path.name for path in source.iterdir()}

@@ -15,16 +15,10 @@ from small_tasks import net_of, perceptron, recalling, task_of
 import jaxnas
 from benchmarks.graph_baselines import GAT, GCN
 from jaxnas import tasks
-from jaxnas.training import (
-    DivergedError,
-    EarlyStopping,
-    Options,
-    Training,
-    make_evaluator,
-    make_mesh,
-    train_seeds,
-)
+from jaxnas.training import EarlyStopping, Options, Training, make_evaluator, train_seeds
 from jaxnas.training.keys import stream
+from jaxnas.training.mesh import make_mesh
+from jaxnas.training.store import DivergedError
 
 # Images that a seed turns around.
 TASK, NET = dataclasses.replace(task_of("images"), flip=True), perceptron(1)
