@@ -25,7 +25,7 @@ import jax.numpy as jnp
 
 from jaxnas import files, runs
 from jaxnas.experiments import typed
-from jaxnas.recipes import Distillation, Relaxed, Uniform
+from jaxnas.recipes import Distillation, Uniform
 from jaxnas.report import result
 from jaxnas.space import Space
 from jaxnas.tasks import Task
@@ -79,22 +79,13 @@ class Config:
 
     def __post_init__(self) -> None:
         if not (isinstance(getattr(self.network, "space", None), Space) or self.pretrained):
-            raise ConfigError(
-                f"config {self.name!r}: network is a {type(self.network).__name__} without a `space`; a "
-                "network is a Flax module with the search space as a field."
-            )
+            raise ConfigError(f"config {self.name!r}: {type(self.network).__name__} has no `space`.")
         if not 0 <= self.seed < 2**32:
             raise ConfigError(f"seed is {self.seed}, expected 0 to {2**32 - 1}.")
         try:
             result.check_names(self.architectures)
         except ValueError as error:
             raise ConfigError(f"config {self.name!r}: {error}") from error
-        recipe = self.recipe
-        if isinstance(recipe, Relaxed) and recipe.start >= self.training.steps:
-            raise ConfigError(
-                f"recipe.start is {recipe.start}, and training.steps {self.training.steps}: the architecture "
-                "parameters would never be trained."
-            )
 
     @property
     def pretrained(self) -> bool:
@@ -109,23 +100,15 @@ class Config:
 
 
 def find(registry: Mapping[str, Config], name: str) -> Config:
-    """The config of a name, or in a Python file.
+    """The config of a name, or in a Python file that has `CONFIG`, or several in `CONFIGS`.
 
-    Args:
-      registry: known configs by name.
-      name: one of them, or the path of a file that has `CONFIG`, a `Config`, or `CONFIGS`, several of them in
-        a tuple, a list or a dict (then `path.py:name` says which).
-
-    Raises:
-      ConfigError: no such config, with the nearest one; a file that is missing, that fails, or has none.
+    These are in a tuple, a list or a dict, and `path.py:name` says which. What is missing, fails or has no
+    config raises a ConfigError.
     """
     path, colon, wanted = name.partition(".py:")
     if not name.endswith(".py") and not colon:
         if name not in registry:
-            raise ConfigError(
-                f"there is no config {name!r}{_near(name, registry, '_')} `jaxnas` lists all; "
-                "--config=path/to/my_config.py is one of your own"
-            )
+            raise ConfigError(f"there is no config {name!r}{_near(name, registry, '_')} `jaxnas` lists all")
         return registry[name]
     path = files.as_path(path + ".py" if colon else name).resolve()
     if not path.is_file():

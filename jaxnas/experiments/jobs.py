@@ -63,13 +63,8 @@ def retrain(
 ) -> tuple[dict, dict] | None:
     """Trains an architecture alone, in root/retrained/<architecture>-<weights>-<seed>, and measures it.
 
-    Args:
-      session, root: of the run, and the workdir of its search.
-      architecture, weights: what is trained, see `Session.architecture`, and from "scratch" or "inherited".
-      seed: of the retraining; None for the config's.
-
-    Returns:
-      Metrics by role, and where the time went; None if it was stopped and saved before its end.
+    `root` is the workdir of the search; see `Session.architecture`. Weights are "scratch" or "inherited".
+    Returns metrics by role, and where the time went; None if it was stopped and saved before its end.
     """
     config = session.config
     seed = config.seed if seed is None else seed

@@ -26,21 +26,14 @@ from jaxnas.tasks import Task
 from jaxnas.training.fit import restore
 from jaxnas.training.keys import stream
 
+_TRAIN = "first run jaxnas train_supernet to its end, with the same --config and --workdir."
 # Settings that change no weights: a workdir may be resumed with others.
 FREE = ("about", "search", "distill", "retraining", "architectures", "measure", "network.remat")
 
 
 @dataclasses.dataclass(frozen=True)
 class Session:
-    """The data, network and devices of a config.
-
-    Attributes:
-      config: what it was made of.
-      task: with its data.
-      net: the supernet.
-      mesh: of the devices in use.
-      pretrained: variables of a supernet that came with its weights; None of others.
-    """
+    """The data, network and devices of a config; `pretrained` are variables that came with the supernet."""
 
     config: Config
     task: Task
@@ -55,10 +48,7 @@ class Session:
         spaces, turns = read_spaces(workdir), self.config.evolution.turns
         done = 0 if spaces is None else len(spaces.sampled)
         if spaces is None or done <= turns:
-            raise FileNotFoundError(
-                f"{workdir} has measured {done} of the {turns + 1} spaces of its evolution. First run "
-                "jaxnas train_supernet to its end, with the same --config, --set and --workdir."
-            )
+            raise FileNotFoundError(f"{workdir} has measured {done} of {turns + 1} spaces: {_TRAIN}")
         return dataclasses.replace(self, net=self.net.clone(space=spaces.space))
 
     def costs(self, workdir: pathlib.Path) -> Cost:
@@ -77,10 +67,7 @@ class Session:
             return None
         if found is None or not (found.complete or config.search.incomplete):
             step = "no checkpoint" if found is None else f"a checkpoint of step {int(found.state.step)}"
-            raise FileNotFoundError(
-                f"{workdir} has {step} of {config.training.steps} steps. First run "
-                "jaxnas train_supernet to its end, with the same --config, --set and --workdir."
-            )
+            raise FileNotFoundError(f"{workdir} has {step} of {config.training.steps} steps: {_TRAIN}")
         return found.state
 
     def weights(self, workdir: pathlib.Path) -> Any:

@@ -194,7 +194,6 @@ def find(name: str) -> Make:
         return own_function("--strategies", name, "from (table, evaluations) to a strategy")
     if name not in STRATEGIES:
         raise ValueError(
-            f"--strategies: {name!r} is not a strategy{nearest(name, STRATEGIES)} `jaxnas` lists all; "
-            "module:function is one of your own."
+            f"--strategies: {name!r} is no strategy{nearest(name, STRATEGIES)} `jaxnas` lists all."
         )
     return STRATEGIES[name]

@@ -6,6 +6,7 @@ A divergence is a function of the teacher's and the student's logits [..., class
 from __future__ import annotations
 
 import dataclasses
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +15,6 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxnas.checks import check_numbers
-from jaxnas.choice import nearest
 from jaxnas.tasks import Call, Predictions, Task
 
 Divergence = Callable[[jax.Array, jax.Array], jax.Array]
@@ -101,10 +101,7 @@ class Distillation:
 
     def __post_init__(self) -> None:
         if self.divergence not in DIVERGENCES:
-            raise ValueError(
-                f"Distillation: divergence is {self.divergence!r}, expected one of {', '.join(DIVERGENCES)}"
-                f"{nearest(self.divergence, DIVERGENCES) or '.'}"
-            )
+            raise ValueError(f"Distillation: divergence is {self.divergence!r}, not of {[*DIVERGENCES]}.")
         check_numbers(self, "temperature", above=0)
         check_numbers(self, "label_weight", least=0)
 
@@ -117,25 +114,11 @@ class Distillation:
     def loss(self, predictions: Predictions, teacher: jax.Array) -> jax.Array:
         """The loss of a student, float32 [], by its predictions and a teacher's logits on the same batch."""
         if teacher.shape != predictions.logits.shape:
-            raise ValueError(
-                f"the teacher's predictions are {list(teacher.shape)} and the network's "
-                f"{list(predictions.logits.shape)}; expected as many."
-            )
+            raise ValueError(f"logits are {predictions.logits.shape}, and the teacher's {teacher.shape}.")
         divergence, weight = DIVERGENCES[self.divergence], predictions.weight
         pair = lax.stop_gradient(teacher) / self.temperature, predictions.logits / self.temperature
         soft = jnp.sum(divergence(*pair) * weight) / jnp.maximum(jnp.sum(weight), 1)
         return self.temperature**2 * soft + self.label_weight * predictions.loss
-
-
-@dataclasses.dataclass(frozen=True)
-class _AsEvaluated:
-    """A network that ignores `train=True`."""
-
-    net: Any
-
-    def apply(self, variables: Any, inputs: Any, arch: Any = None, *, train: bool, **options: Any) -> Any:
-        """See `jaxnas.network`."""
-        return self.net.apply(variables, inputs, train=False, **options)
 
 
 def teacher_logits(task: Task, net: Any, variables: Any, batch: Any, carry: Any, key: jax.Array) -> jax.Array:
@@ -146,11 +129,12 @@ def teacher_logits(task: Task, net: Any, variables: Any, batch: Any, carry: Any,
             "largest network of each step can be the teacher: Sandwich(distill=Distillation())."
         )
     if net.space.cardinality > 1:
-        raise ValueError(
-            f"the teacher, a {type(net).__name__}, has {net.space.cardinality:,} architectures; give the "
-            "extracted network of one."
-        )
-    evaluated: Any = _AsEvaluated(net)
+        raise ValueError(f"the teacher has {net.space.cardinality:,} architectures, expected one.")
+
+    def apply(variables: Any, inputs: Any, arch: Any = None, *, train: bool, **options: Any) -> Any:
+        return net.apply(variables, inputs, train=False, **options)  # also where a task says `train=True`
+
+    evaluated: Any = types.SimpleNamespace(apply=apply)
     try:
         predictions, _ = task.predict(Call(evaluated, variables, None, batch, carry, key))
     except ValueError as error:

@@ -17,7 +17,6 @@ Facts = dict[str, Any]
 Section = dict[str, Any]
 MOST_SHOWN = 12  # candidates
 EXACT = 1e-5  # Extraction must reproduce the supernet's outputs this closely (relative, in float32).
-AGAIN = "again"  # where `result.config` has the calls in Python that make a run again
 _USES = {
     "train": "trains the weights",
     "search": "held out of training; the search compares networks on it",
@@ -355,9 +354,7 @@ def _training(run: Run) -> Iterator[Section]:
 
 def _made(run: Run) -> Section:
     """How the run was made."""
-    config = dict(run.result.config)
-    calls = config.pop(AGAIN, "")
-    calls = "\n".join(advice.commands(run)) or calls
+    config, commands = dict(run.result.config), "\n".join(advice.commands(run))
     if drawing.places_of(run.result):  # which are drawn
         config["network"] = {name: x for name, x in config["network"].items() if name != "places"}
     versions = {**run.result.versions, **({"device": run.result.device} if run.result.device else {})}
@@ -365,5 +362,5 @@ def _made(run: Run) -> Section:
     lists: dict[str, Mapping[str, Any]] = {"Configuration": settings, "Versions": versions}
     notes = ["The same configuration on the same kind of machine gives the same result and this page again."]
     notes = notes if settings else ["The configuration was not recorded."]
-    code = [("Run it again", calls)] if isinstance(calls, str) and calls else []
+    code = [("Run it again", commands)] if commands else []
     return {"title": "How this was made", "code": code, "lists": lists, "notes": notes}

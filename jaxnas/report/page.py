@@ -26,12 +26,7 @@ from jaxnas.report.result import Result
 
 
 def write(workdir: str | os.PathLike) -> pathlib.Path:
-    """Writes report.html of a finished run, or of a comparison of strategies, and returns its path.
-
-    Raises:
-      FileNotFoundError: there is neither result.json nor comparison.json.
-      ValueError: a file is damaged; the message names it, and the line or the field.
-    """
+    """Writes report.html of a finished run, or of a comparison of strategies, and returns its path."""
     root = files.as_path(workdir)
     path, compared = root / "report.html", root / "comparison.json"
     page = (
@@ -42,13 +37,10 @@ def write(workdir: str | os.PathLike) -> pathlib.Path:
 
 
 def write_running(workdir: str | os.PathLike, result: Result, doing: str, reload: int | None = 5) -> None:
-    """Writes report.html of a running search or training; the page of the finished run replaces it.
+    """Writes report.html of a running search or training, which does what `doing` says in a sentence.
 
-    Args:
-      workdir: of the run, with metrics.jsonl and search/history.jsonl as far as they were written.
-      result: the task, the space and the searches that have begun; the first one is what the run is for.
-      doing: what the run is doing, as a sentence.
-      reload: seconds after which a browser reads the page again; None for a page that stays.
+    `result` has the task, the space and the searches that have begun, of which the first is what the run is
+    for. A browser reads the page again after `reload` seconds; None for a page that stays.
     """
     if reload is not None:
         now = datetime.datetime.now().astimezone().strftime("%H:%M:%S")

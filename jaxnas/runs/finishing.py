@@ -20,7 +20,7 @@ from jaxnas.recipes.hard import Fixed
 from jaxnas.report import page
 from jaxnas.report import result as results
 from jaxnas.report.result import Network, Result
-from jaxnas.runs.describe import calls, describe_run, trained_by
+from jaxnas.runs.describe import describe_run, trained_by
 from jaxnas.runs.lab import Lab
 from jaxnas.runs.methods import Search
 from jaxnas.runs.publishing import publish, save
@@ -64,10 +64,6 @@ def finish(
 
     Returns:
       What result.json holds.
-
-    Raises:
-      ValueError: a name in `named` that another network of the result has; architectures are to be ranked,
-        and `lab.alone` is None.
     """
     check_task(task)
     results.check_names(named or {}, found.others)
@@ -132,9 +128,6 @@ def search_and_finish(task: Task, net: nn.Module, variables: Any, settings: Sear
       task, net, variables: the trained supernet.
       settings: of the search.
       lab: of the run, with a directory.
-
-    Raises:
-      ValueError: no directory; architectures are to be ranked, and `lab.alone` is None.
     """
     root = lab.root
     if settings.ranked:  # before a long search
@@ -149,7 +142,6 @@ def search_and_finish(task: Task, net: nn.Module, variables: Any, settings: Sear
         "search": to_dict(settings),
         **({} if lab.alone is None else {"alone": to_dict(lab.alone)}),
         "seed": lab.seed,
-        "again": calls(trained, settings, lab),
     }
     lab = dataclasses.replace(lab, config=lab.config or config)
     return finish(task, net, variables, found, lab, settings=settings)
@@ -183,7 +175,6 @@ def retrain(
       What result.json holds.
 
     Raises:
-      ValueError: a lab without `alone`; a distillation with neither a teacher nor variables.
       Stopped: a signal stopped the training, which is saved; see `fit`.
     """
     space, root, training, seed = net.space, lab.root, lab.training_alone("retrain"), lab.seed
@@ -195,10 +186,7 @@ def retrain(
         _, small, start = alone(net, host, arch, task.inputs)
     if distill is not None and distill.teacher is None:
         if host is None:
-            raise ValueError(
-                "retrain: the distillation has no teacher, and without variables there is no largest network "
-                "to be one. Give Distillation(teacher=...), or start from inherited weights."
-            )
+            raise ValueError("retrain: without variables give Distillation(teacher=...) a teacher.")
         _, *teacher = alone(net, host, space.largest(), task.inputs)
         distill = dataclasses.replace(distill, teacher=Teacher(*teacher))
     whole = task.whole()

@@ -90,12 +90,7 @@ _SHARES = (0.9, 0.8, 0.7, 0.6, 0.5)  # of the largest network's cost
 
 @dataclasses.dataclass(frozen=True)
 class Replacing:
-    """The replacements of a network, and how they are evaluated.
-
-    Attributes:
-      task: which compares a network with the largest one.
-      replaced: the architectures that differ from it in one place.
-    """
+    """The replacements of a network, and the task that compares them with the largest architecture."""
 
     task: Any
     replaced: Replacements

@@ -76,17 +76,12 @@ def search_space(
       The architecture, how it was found, and where the time went.
 
     Raises:
-      TypeError: the method is a selection.
-      ValueError: no architecture keeps the budget (the message says what can be reached); finalists without
-        `lab.alone`; weights of another network or not finite; a history of other weights or data; an
-        interrupted training in the directory, without `settings.incomplete`.
+      ValueError: no architecture keeps the budget (the message says what can be reached), weights are not
+        finite, or a history of other weights or data.
     """
     method = ByStrategy() if settings.method is None else settings.method
     if not isinstance(method, BY_BUDGET):
-        raise TypeError(
-            f"search_space: search.method is {method!r}, which runs.select takes; expected runs.ByStrategy() "
-            "or runs.Replacements()."
-        )
+        raise TypeError(f"search_space: search.method is {method!r}, which runs.select takes.")
     finalists = method.finalists if isinstance(method, ByStrategy) else 0
     if finalists:
         lab.training_alone(f"search.method.finalists is {finalists}")

@@ -57,9 +57,7 @@ def select(
         (`lab.workers["trials"]`) those of a rung run at once.
 
     Raises:
-      TypeError: a method that evaluates architectures within a budget.
-      ValueError: `Argmax` without architecture parameters; draws that all miss the target, or whose scores
-        are all no numbers.
+      ValueError: draws that all miss the target, or whose scores are all no numbers.
     """
     check_complete(lab.workdir, settings)
     space, seed, trials = net.space, lab.seed, lab.workers.get("trials")
@@ -81,10 +79,7 @@ def select(
 
     if isinstance(method, Argmax):
         if not has_logits or even:
-            raise ValueError(
-                "runs.Argmax() needs architecture parameters that were trained, by a recipe such as "
-                "Relaxed(relaxation='gumbel_softmax'); take Sampling, Trials, Perturbation or ByStrategy."
-            )
+            raise ValueError("runs.Argmax() needs trained architecture parameters, as of Relaxed().")
         arch = search.argmax(space, logits)
     elif isinstance(method, Perturbation):
         tuner, key = None, stream(seed, "selection")
@@ -117,9 +112,7 @@ def select(
         else:
             usable = np.isfinite(supernet)
             if not usable.any():
-                raise ValueError(
-                    f"sampling: none of the {len(supernet)} scores is a number; look at the evaluation."
-                )
+                raise ValueError(f"sampling: none of {len(supernet)} scores is a number.")
             arch = _row(drawn.archs, int(np.argmax(np.where(usable, supernet, -np.inf))))
         metric = task.metrics[0]
         found["candidates"] = tuple(
@@ -173,7 +166,7 @@ def _without_options(
             shown.update(done)
         return np.concatenate(measured)
 
-    options: dict[str, Any] = {"tune": tuner and tune, "renormalize": method.renormalize}
+    options: dict[str, Any] = {"tune": tuner and tune}
     with Progress(_evaluations(space, method), label=f"{method.name}, evaluation") as shown:
         if isinstance(method, Pruning):
             arch, found = pruning(space, weights, scores, at_once=method.at_once, **options)

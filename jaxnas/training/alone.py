@@ -18,11 +18,11 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax.sharding import Mesh
 
 from jaxnas import executors
 from jaxnas.checks import check_counts
-from jaxnas.choice import nearest
 from jaxnas.processes import on_host
 from jaxnas.recipes.hard import Fixed
 from jaxnas.recipes.recipe import TrainState
@@ -126,8 +126,6 @@ def train_seeds(
         all devices.
 
     Raises:
-      ValueError: no seeds or one twice, an unknown metric, a role that the data do not have or that decides
-        nothing, an architecture that is missing, or a network that does not take the task's batches.
       DivergedError: a seed whose metric was never finite.
     """
     several = arch is not None and is_batch(net.space, arch)
@@ -152,10 +150,7 @@ def train_seeds(
     )
     lost = [seed for seed, step in zip(seeds, best_steps, strict=True) if step == 0]
     if lost:
-        raise DivergedError(
-            f"train_seeds: the metric on {stopping.role!r} was never finite with the seeds {lost}. Choose a "
-            "smaller learning rate, or clip gradients."
-        )
+        raise DivergedError(f"train_seeds: {stopping.role!r} was never finite with the seeds {lost}.")
     return Seeds(variables, best_steps, max(one.steps for one in groups), metrics)
 
 
@@ -304,7 +299,7 @@ def _trainer(
         # Without a finite loss, an accuracy is that of the first class.
         sound = jnp.all(jnp.isfinite(jnp.stack(list(values.values()))))
         better = (score > best.score) & best.running(done, patience) & sound
-        return jax.tree.map(lambda new, old: jnp.where(better, new, old), _Best(variables, score, done), best)
+        return optax.tree.where(better, _Best(variables, score, done), best)
 
     own = 0 if several else None
     if at_once:
@@ -354,8 +349,5 @@ def _trainer(
 def _metric(task: Task, name: str | None) -> Metric:
     known = {metric.name: metric for metric in task.metrics}
     if name is not None and name not in known:
-        raise ValueError(
-            f"train_seeds: {task.name} has no metric {name!r}{nearest(name, known)} There are "
-            f"{', '.join(known)}."
-        )
+        raise ValueError(f"train_seeds: {task.name} has no metric {name!r}; it has {', '.join(known)}.")
     return task.metrics[0] if name is None else known[name]

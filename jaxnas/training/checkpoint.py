@@ -61,14 +61,10 @@ class _Damaged(Exception):
 
 
 class Checkpointer:
-    """The checkpoints of one run, in one directory.
+    """The checkpoints of one run in a directory, also a remote one, such as gs://bucket/run.
 
-    A state is any pytree of JAX arrays (sharded, typed keys), NumPy arrays and Python numbers.
-
-    Args:
-      directory: of the checkpoints; also remote, such as gs://bucket/run.
-      max_to_keep: how many of the latest steps stay, beside that of the best score. With at least 2 there is
-        one to fall back to.
+    A state is any pytree of JAX arrays (sharded, typed keys), NumPy arrays and Python numbers. The latest
+    `max_to_keep` steps stay beside that of the best score; with at least 2 there is one to fall back to.
     """
 
     def __init__(self, directory: files.Path, max_to_keep: int = 3) -> None:

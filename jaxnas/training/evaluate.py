@@ -140,10 +140,6 @@ def make_evaluator(
       batch_size: rows at a time; None for the task's choice. Where devices share the rows it is rounded up.
       limit: batches at most; None for all of the role.
       calibration: training batches that batch statistics are made from.
-
-    Raises:
-      TypeError: no task, or no network.
-      ValueError: a role that the data do not have, or that is not for evaluations.
     """
     if limit is not None and limit < 1:
         raise ValueError(f"make_evaluator: limit is {limit}, expected at least 1 batch, or None for all.")
@@ -263,10 +259,7 @@ def _calibrating(task: Task, net: nn.Module, rows: int, count: int) -> Any:
     inputs = [task.preprocess(train.at(number)) for number in range(count)]
     shapes = {tuple(x.shape for x in jax.tree.leaves(batch)) for batch in inputs}
     if len(shapes) > 1:
-        raise ValueError(
-            f"{type(net).__name__} has batch statistics, which are made from training batches of one shape; "
-            f"those of {task.name} have {len(shapes)} different ones. Leave out the task's `lengths`."
-        )
+        raise ValueError(f"Batch statistics need training batches of one shape; {task.name} has `lengths`.")
     return jax.tree.map(lambda *x: np.stack(x), *inputs)
 
 

@@ -99,11 +99,8 @@ def fit(
 
     Raises:
       Stopped: Ctrl-C (it is a KeyboardInterrupt) or SIGTERM (a SystemExit), after the state has been saved.
-      TypeError: an argument of another kind, as a class in place of an instance, or a data set in place of a
-        task; a network that does not keep the contract.
-      ValueError: a network that does not take the task's batches or fails `jaxnas.testing.check_network`
-        (called once, when a training begins), variables of another network, a batch that the devices cannot
-        share, or records in the workdir that were changed.
+      ValueError: a network that does not fit the task, or fails `jaxnas.testing.check_network` (called once,
+        when a training begins), or records in the workdir that were changed.
       ConfigMismatch: a checkpoint of another training; the message names the fields that differ.
       DivergedError: a loss or gradient that is not finite, or a loss far above its course; the message
         names the last good checkpoint, and later ones are removed.
@@ -216,7 +213,6 @@ def restore(
     Raises:
       ConfigMismatch: a checkpoint of another training than these arguments are of.
       CheckpointError: the best is asked for, and no saved state was measured.
-      ValueError: the records of a complete training were changed.
     """
     folder = files.as_path(workdir) / CHECKPOINTS
     if not folder.is_dir():  # asking must not create it

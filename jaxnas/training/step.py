@@ -76,16 +76,8 @@ class Options:
     def __post_init__(self) -> None:
         check_counts(self, "together", none=True)
         given = self.optimizer
-        if given is not None and not (
-            isinstance(given, tuple)
-            and len(given) == 2
-            and isinstance(given[0], optax.GradientTransformation)
-            and callable(given[1])
-        ):
-            raise TypeError(
-                f"Options: optimizer is {given!r:.200}, expected a transformation and its learning rate by "
-                "step, as (optax.sgd(rate), rate) with rate = optax.constant_schedule(0.1)."
-            )
+        if given and not (isinstance(given[0], optax.GradientTransformation) and callable(given[1])):
+            raise TypeError(f"Options: optimizer is {given!r:.99}, expected (transformation, rate by step).")
         if isinstance(self.may_differ, str):
             raise TypeError(f"Options: may_differ is {self.may_differ!r}, expected a tuple of names.")
 
@@ -283,9 +275,7 @@ def step_of(setup: Setup, where: Any = None) -> Step:
         params, opt_state = update(transformation, gradients, state.opt_state, state.params, active)
         finite, skipped, carry = jnp.isfinite(found.loss + optax.tree.norm(gradients)), {}, found.carry
         if isinstance(opt_state, optax.ApplyIfFiniteState):
-            carry = jax.tree.map(
-                lambda new, old: jnp.where(opt_state.last_finite, new, old), carry, state.carry
-            )
+            carry = optax.tree.where(opt_state.last_finite, carry, state.carry)
             skipped = {"skipped": opt_state.total_notfinite.astype(jnp.float32)}
             finite = optax.tree.norm(params) < jnp.inf  # Too many in a row: the last one was not skipped.
         average = state.average

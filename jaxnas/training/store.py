@@ -88,15 +88,8 @@ class JsonlWriter:
 
     A run that was killed after its checkpoint at step k has lines beyond k, and perhaps half a line. With
     `resume=k` they are cut off; the resumed run writes them again, so the file ends byte for byte as if the
-    run had not been interrupted. Records must therefore not hold the time of day nor a rate.
-
-    Args:
-      path: the file; its directory exists.
-      resume: keep records whose step is at most this; None starts an empty file.
-      digest: of the previous writer at that step; None compares nothing.
-
-    Raises:
-      ValueError: a line before the last one is not a record, or lines were lost or changed; nothing is cut.
+    run had not been interrupted. Records must therefore not hold the time of day nor a rate. None begins an
+    empty file. Lines that were lost or changed since the writer that had this `digest` raise a ValueError.
     """
 
     def __init__(self, path: files.Path, resume: int | None = None, digest: str | None = None) -> None:
@@ -145,10 +138,7 @@ def check_unchanged(path: files.Path, digest: str | None, written: bytes | None 
     if digest is None or not path.exists():
         return
     if files.digest(path.read_bytes() if written is None else written) != digest:
-        raise ValueError(
-            f"{path} is not what the training wrote up to its last checkpoint: lines were lost or changed. "
-            "Restore the file, or delete it to resume without those records."
-        )
+        raise ValueError(f"{path} was changed: restore it, or delete it to resume without its records.")
 
 
 def interrupted(workdir: files.Path) -> str:
@@ -174,11 +164,6 @@ class Store:
       workdir: the folder; None for no files.
       decided_by: the fingerprint of the training, see `deciding`, compared with that of a checkpoint.
       may_differ: names in it that may differ.
-
-    Attributes:
-      folder: of the training; None for no files.
-      begun: whether an earlier run has saved something here.
-      course: of the loss, up to the last step that was checked.
     """
 
     def __init__(
@@ -205,11 +190,7 @@ class Store:
     def restore(self, state: TrainState) -> tuple[TrainState, int, bool]:
         """The last saved state, or the given first one; its step, and whether the training is complete.
 
-        Records beyond that step are cut off, since they are written again.
-
-        Raises:
-          ConfigMismatch: a checkpoint of another training.
-          ValueError: records that were changed.
+        Records beyond that step are cut off, since they are written again. See `Checkpointer.restore`.
         """
         if self.folder is None:
             return state, 0, False

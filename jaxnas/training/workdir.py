@@ -65,8 +65,7 @@ def _held(workdir: pathlib.Path) -> Iterator[None]:
                 _lock(lock)
         except BlockingIOError as error:
             raise WorkdirError(
-                f"the workdir {workdir} is in use by another run ({error}). "
-                "Wait for that run, stop it, or choose another directory."
+                f"{workdir} is in use by another run ({error}): choose another one, or wait."
             ) from error
         except OSError as error:
             why = f"{error.strerror} ({error.filename or workdir})" if error.strerror else str(error)

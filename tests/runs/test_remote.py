@@ -115,7 +115,7 @@ def test_files_in_a_bucket(bucket):
     np.testing.assert_array_equal(files.read_arrays(root / "x.npz")["x"], np.arange(4))
 
 
-def test_a_folder_in_a_bucket_is_never_a_mixture(bucket, store, monkeypatch):
+def test_a_folder_in_a_bucket_is_never_a_mixture(bucket, store, monkeypatch, tmp_path):
     folder = files.as_path("gs://bucket/subnet")
     files.replace_folder(folder, {"tensors": b"old", "description": b"old"}, known=("program",))
     files.write_bytes(folder / "program", b"old")
@@ -126,7 +126,8 @@ def test_a_folder_in_a_bucket_is_never_a_mixture(bucket, store, monkeypatch):
         seen.append({x.rpartition("/")[2]: content for x, (content, _) in bucket.items()})
 
     monkeypatch.setattr(store, "put", watched)
-    files.replace_folder(folder, {"tensors": b"new", "description": b"new"}, known=("program",))
+    (tmp_path / "copied").write_bytes(b"new")
+    files.replace_folder(folder, {"tensors": tmp_path / "copied", "description": b"new"}, known=("program",))
     assert seen == [{"tensors": b"new"}, {"tensors": b"new", "description": b"new"}]
     files.write_bytes(folder / "mine", b"")
     with pytest.raises(FileExistsError, match="holds other files, which"):
