@@ -7,7 +7,6 @@ the text is read as the type of the field.
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import difflib
 import inspect
@@ -142,19 +141,15 @@ def find(registry: Mapping[str, Config], name: str) -> Config:
 
 def by_name(configs: Any, what: str) -> dict[str, Config]:
     """Several configs, a tuple, a list or a dict, by name; `what` is the beginning of an error."""
-    if isinstance(configs, Config):
-        configs = (configs,)
-    named = isinstance(configs, Mapping)
-    if not named and not isinstance(configs, list | tuple):
-        raise ConfigError(f"{what} is {configs!r}, expected a tuple, a list or a dict of Config")
-    values = list(configs.values() if named else configs)
-    for value in values:
-        if not isinstance(value, Config):
-            raise ConfigError(f"{what} holds {value!r}, which is no Config")
-    counts = collections.Counter(config.name for config in values)
-    if twice := [name for name, count in counts.items() if count > 1]:
-        raise ConfigError(f"{what} has several configs of the name {twice[0]!r}; give each a name of its own")
-    return dict(configs) if named else {config.name: config for config in values}
+    given = configs.values() if isinstance(configs, Mapping) else configs
+    values = [*given] if isinstance(given, Iterable) else [given]
+    if strange := [value for value in values if not isinstance(value, Config)]:
+        raise ConfigError(f"{what} holds {strange[0]!r}, which is no Config")
+    found = {config.name: config for config in values}
+    if len(found) < len(values):
+        names = ", ".join(repr(config.name) for config in values)
+        raise ConfigError(f"{what} are {names}; give each a name of its own")
+    return dict(configs) if isinstance(configs, Mapping) else found
 
 
 def override(config: Config, assignments: Sequence[str]) -> Config:

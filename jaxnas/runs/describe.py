@@ -61,14 +61,8 @@ def describe_space(space: Space) -> SpaceOf:
 
 def versions() -> dict[str, str]:
     """Versions of what decides numbers."""
-    return {
-        "jaxnas": jaxnas.__version__,
-        "jax": jax.__version__,
-        "flax": flax.__version__,
-        "optax": optax.__version__,
-        "numpy": np.__version__,
-        "python": platform.python_version(),
-    }
+    packages = (jaxnas, jax, flax, optax, np)
+    return {one.__name__: one.__version__ for one in packages} | {"python": platform.python_version()}
 
 
 def trained_by(workdir: str | os.PathLike) -> dict[str, Any]:

@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import json
 import pathlib
-import types
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -13,7 +12,6 @@ import pytest
 import refusals
 from small_tasks import perceptron, task_of
 
-import jaxnas
 from jaxnas import Space, runs, spaces
 from jaxnas.experiments import config as config_lib
 from jaxnas.experiments import session as session_lib
@@ -164,16 +162,6 @@ def test_a_config_needs_a_network_with_a_space_a_search_that_begins_and_a_known_
         (lambda: config_lib.find(CONFIGS, "mnistt"), ConfigError, "'mnistt'", "fashion_mnist"),
         (lambda: config_lib.find(CONFIGS, "zzz"), ConfigError, "'zzz'"),
     )
-
-
-def test_a_space_without_an_architecture_as_dear_as_the_found_one_says_so(tmp_path, monkeypatch):
-    task, net = task_of("images"), perceptron(1, (1, 4))
-    config = Config(name="mine", task=task, network=net, training=Training(steps=3))
-    session, costs = session_lib.Session(config, task, net, None), jaxnas.cost(net, task.inputs)
-    found = types.SimpleNamespace(found=types.SimpleNamespace(architecture={"hidden": [4]}))
-    monkeypatch.setattr(result, "read", lambda workdir: found)
-    asked = lambda: session.architecture("random:99", tmp_path, costs)  # noqa: E731
-    refusals.check((asked, ConfigError, "'random:99'", "macs", "the space has none"))
 
 
 # ---- Files of a user's own.
