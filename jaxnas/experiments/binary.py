@@ -19,11 +19,14 @@ from typing import Any
 import jax
 from absl import app, flags, logging
 
-from jaxnas import executors, files, processes, training
+from jaxnas import executors, files, processes
 from jaxnas.experiments import config as config_lib
 from jaxnas.experiments.config import Config, ConfigError
 from jaxnas.experiments.session import Asked, Session, make_session
 from jaxnas.report.advice import CONFIG, SET
+from jaxnas.training.checkpoint import CheckpointError
+from jaxnas.training.store import DivergedError
+from jaxnas.training.workdir import WorkdirError
 
 STOPPED = 143  # as a shell says of a process that SIGTERM ended
 CONFIG_FILE = "config.json"
@@ -166,11 +169,9 @@ def _told(error: Exception) -> tuple[str, Callable[[int], Any], int] | None:
     if isinstance(error, BrokenExecutor):
         advice = "The same command resumes; take fewer workers if memory is short."
         return f"a worker died: {error} {advice}", sys.exit, 1
-    if isinstance(
-        error, (ValueError, OSError, training.checkpoint.CheckpointError, training.workdir.WorkdirError)
-    ):
+    if isinstance(error, (ValueError, OSError, CheckpointError, WorkdirError)):
         return str(error), sys.exit, 2
-    if isinstance(error, training.store.DivergedError):
+    if isinstance(error, DivergedError):
         return str(error), sys.exit, 1
     if _has_devices():
         return None

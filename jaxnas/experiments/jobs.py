@@ -20,6 +20,7 @@ from jaxnas.experiments.session import Asked, Session, deciding_of
 from jaxnas.space import Arch
 from jaxnas.training.alone import make_scorer, make_trials
 from jaxnas.training.plain import to_dict
+from jaxnas.training.workdir import open_workdir
 
 
 @functools.lru_cache(maxsize=1)
@@ -87,7 +88,7 @@ def retrain(
     label = architecture.replace(":", "_")
     if not re.fullmatch(r"\w{1,40}", label):
         label = "given_" + files.sha256(architecture.encode())[:12]
-    with training.workdir.open_workdir(root / "retrained" / f"{label}-{weights}-{seed}") as workdir:
+    with open_workdir(root / "retrained" / f"{label}-{weights}-{seed}") as workdir:
         try:
             result = runs.retrain(
                 *(session.task, session.net, arch),

@@ -24,7 +24,7 @@ from typing import Any
 
 from absl import flags
 
-from jaxnas import executors, files, processes, runs, supernets, training
+from jaxnas import executors, files, processes, runs, supernets
 from jaxnas.experiments import binary, jobs
 from jaxnas.experiments.config import Config, ConfigError
 from jaxnas.experiments.configs import CONFIGS
@@ -34,6 +34,7 @@ from jaxnas.runs.methods import BY_BUDGET
 from jaxnas.supernets.autoformer.convert import from_torch_autoformer, read_checkpoint
 from jaxnas.training.plain import to_dict
 from jaxnas.training.progress import times_line
+from jaxnas.training.workdir import open_workdir
 
 
 def converted(session: Session, path: str, workdir: pathlib.Path) -> tuple[Session, Any]:
@@ -71,7 +72,7 @@ def on_workers(executor: Executor | None, config: Config) -> dict[str, executors
 
 def main() -> int:
     config, path = binary.read_config(CONFIGS, trains=False)
-    with training.workdir.open_workdir(path) as workdir, binary.executor() as executor:
+    with open_workdir(path) as workdir, binary.executor() as executor:
         workers = on_workers(executor, config)
         session = binary.bring_to_life(config, workdir)
         if config.pretrained:
