@@ -208,10 +208,7 @@ def points_of(every: dict[str, Curves], unit: float | None) -> np.ndarray:
             what = "asked for an architecture that has a row in the table with both metrics"
             if curves.spent is not None:
                 what = f"had a full evaluation within the {end:.0f} seconds of so many mean full trainings"
-            raise ValueError(
-                f"{name}: some search never {what}, in {_EVALUATIONS.value} evaluations. Give more "
-                "--evaluations, or leave this strategy out."
-            )
+            raise ValueError(f"{name}: some search never {what}: give more --evaluations, or leave it out.")
     points = np.geomspace(first, end, 120)
     return np.unique(points.round().astype(int)) if unit is None else points
 
@@ -302,11 +299,7 @@ def check_reach(name: str, strategy: Any, table: tabular.Table) -> None:
     """Raises ValueError for a strategy that would hardly meet any architecture that the table has."""
     share = len(table) / table.space.cardinality
     if table.pool and strategy.pool is None and share * strategy.evaluations < 1:
-        raise ValueError(
-            f"{name} asks for architectures of the whole space, of which {table.name} has {len(table)} of "
-            f"{table.space.cardinality:.3g}. For such a table take strategies with a pool, such as "
-            "pool_random and gaussian_process."
-        )
+        raise ValueError(f"{name} seldom meets the {len(table)} rows of {table.name}; take one with a pool.")
 
 
 def check_same(workdir: pathlib.Path, settings: dict[str, Any]) -> None:
@@ -339,9 +332,7 @@ def main() -> None:
     with clock.part("input"):
         table = searches_lib.table_of(*place)
     if _EVALUATIONS.value > table.unique:
-        raise ValueError(
-            f"--evaluations={_EVALUATIONS.value}, but {table.name} has {table.unique} different networks."
-        )
+        raise ValueError(f"--evaluations={_EVALUATIONS.value}: {table.name} has {table.unique} networks.")
     metric, report = tables.metrics(table, _METRIC.value, _REPORT.value)
     searches_lib.evaluator(table, metric)
     searches_lib.evaluator(table, report)

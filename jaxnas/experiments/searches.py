@@ -80,10 +80,7 @@ def _program(searches: Searches, size: int) -> tuple[Any, Any]:
         ("code of the strategy", source_of(make, strategy), searches.source),
     ):
         if here != asked:
-            raise ValueError(
-                f"{searches.strategy} on {searches.place[0]}: the {what} of this worker is another one than "
-                "that of the process that asked for the search. Bring the same files to all workers."
-            )
+            raise ValueError(f"{searches.strategy} has another {what} on this worker: bring the same files.")
     if searches.most is not None:
         strategy = dataclasses.replace(strategy, evaluations=searches.most)
     evaluate = (fidelity_evaluator if searches.fidelities else evaluator)(table, searches.metric)

@@ -118,10 +118,7 @@ class Session:
             number, count = text.partition(":")[2], len(next(iter(alike.values())))
             if not number.isdecimal() or int(number) >= count:
                 known = f"expected random:K with K from 0 to {count - 1}" if count else "the space has none"
-                raise ConfigError(
-                    f"--architecture is {text!r}, one of other architectures whose {name} are within 5 % of "
-                    f"the found one's; {known}."
-                )
+                raise ConfigError(f"--architecture is {text!r}, of those whose {name} are alike; {known}.")
             return jax.tree.map(lambda x: x[int(number)], alike)
         try:
             values = json.loads(text)
@@ -129,10 +126,7 @@ class Session:
             values = None
         if not isinstance(values, dict):
             names = ["found", "smallest", "largest", *self.config.architectures, "random:0"]
-            raise ConfigError(
-                f"--architecture is {text!r}; expected {', '.join(names)}, or JSON such as "
-                f"{json.dumps(space.to_dict(space.smallest()))}."
-            )
+            raise ConfigError(f"--architecture is {text!r}; expected {', '.join(names)}, or JSON.")
         return space.from_dict(values)
 
 

@@ -29,9 +29,7 @@ def find(
     if ":" in name:
         return _own(name)
     if name not in tabular.names():
-        raise ValueError(
-            f"--benchmark={name} is no table{nearest(name, tabular.names())} `jaxnas` lists all."
-        )
+        raise ValueError(f"--benchmark: no table {name!r}{nearest(name, tabular.names())} `jaxnas` has all.")
     return tabular.load(name, data_dir)
 
 
@@ -42,10 +40,7 @@ def metrics(table: tabular.Table, search: str | None, report: str | None) -> tup
     reported, or what they see. ValueError where no metric has an objective.
     """
     if not table.objectives:
-        raise ValueError(
-            f"{table.name}: no metric has an objective, so nothing can be searched for. Make the table with "
-            f"objectives={{{next(iter(table.metrics))!r}: 'max'}} or 'min'."
-        )
+        raise ValueError(f"{table.name}: no metric has an objective, as objectives={{'accuracy': 'max'}}.")
     known = table.objectives
     first = "validation_accuracy" if "validation_accuracy" in known else next(iter(known))
     seen = search or first
@@ -58,10 +53,7 @@ def own_function(flag: str, name: str, expected: str):
     try:
         return getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(
-            f"{flag}: {name!r} could not be imported: {error}. Expected module:function, the module in the "
-            f"current directory or on PYTHONPATH, the function {expected}."
-        ) from error
+        raise ValueError(f"{flag}: {name!r} is not found: {error}. Expected one {expected}.") from error
 
 
 def _own(name: str) -> tabular.Table:

@@ -124,10 +124,7 @@ class Distillation:
 def teacher_logits(task: Task, net: Any, variables: Any, batch: Any, carry: Any, key: jax.Array) -> jax.Array:
     """The logits of a trained network for a batch as the key augments it, without dropout."""
     if jax.tree.leaves(carry):
-        raise ValueError(
-            f"{task.name} hands a memory from batch to batch, and a trained teacher has none here. The "
-            "largest network of each step can be the teacher: Sandwich(distill=Distillation())."
-        )
+        raise ValueError(f"{task.name} hands a memory from batch to batch, which a trained teacher lacks.")
     if net.space.cardinality > 1:
         raise ValueError(f"the teacher has {net.space.cardinality:,} architectures, expected one.")
 
@@ -138,8 +135,5 @@ def teacher_logits(task: Task, net: Any, variables: Any, batch: Any, carry: Any,
     try:
         predictions, _ = task.predict(Call(evaluated, variables, None, batch, carry, key))
     except ValueError as error:
-        raise ValueError(
-            f"the teacher, a {type(net).__name__}, does not fit {task.name}: {error}. A teacher takes the "
-            "same inputs and knows the same classes, in the same order."
-        ) from error
+        raise ValueError(f"the teacher has other inputs or classes than {task.name}: {error}") from error
     return lax.stop_gradient(predictions.logits)

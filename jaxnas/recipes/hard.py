@@ -46,11 +46,7 @@ class _Sampling(Recipe):
 
     def check(self, space: Space, cost: Cost | None) -> None:
         if self.distill is not None and self.distill.teacher is None:
-            raise ValueError(
-                f"{type(self).__name__}: the distillation has no teacher, and without the largest network in "
-                "each step there is none: give Distillation(teacher=...) a trained network, or take the "
-                "recipe Sandwich."
-            )
+            raise ValueError(f"{type(self).__name__}: the distillation has no teacher; give it one.")
 
     def init(self, space: Space) -> tuple[Any, Any]:
         """Keeps the variables of a trained teacher."""
@@ -184,9 +180,7 @@ class Fair(_Sampling):
         most = int(space.sizes.max())
         if self.architectures is not None and self.architectures < most:
             name = next(name for name, choice in space.decisions if int(np.max(choice.sizes)) == most)
-            raise ValueError(
-                f"Fair: architectures is {self.architectures}, below {most} options of {name!r}."
-            )
+            raise ValueError(f"Fair: architectures is {self.architectures}, of {most} options of {name!r}.")
 
     def gradients(
         self, problem: Problem, state: TrainState, batches: Mapping[str, Any], key: jax.Array
@@ -229,9 +223,7 @@ class Fixed(_Sampling):
         """Keeps the architecture in the state, so that one program trains any of them."""
         if self.arch is None:
             if space.cardinality > 1:
-                raise ValueError(
-                    f"Fixed: the network has {space.cardinality:,} architectures; expected Fixed(arch)."
-                )
+                raise ValueError(f"Fixed: the network has {space.cardinality:,} architectures; name one.")
             return super().init(space)
         space.check(self.arch)
         logits, own = super().init(space)
@@ -280,10 +272,7 @@ class Progressive(Recipe):
             region_of(space, part)
             for name, choice in part.decisions:
                 if lost := before.get(name, set()) - set(choice.options):
-                    raise ValueError(
-                        f"Progressive: the phase from step {start} has no option {min(lost, key=str)!r} of "
-                        f"{name!r}, which the phase before had; a phase holds all that was trained before it."
-                    )
+                    raise ValueError(f"Progressive: step {start} loses {min(lost, key=str)!r} of {name!r}.")
                 before[name] = set(choice.options)
 
     def loaded(self, read: Read) -> Self:

@@ -176,10 +176,7 @@ def best_alone(task: Task, net: nn.Module, method: ByStrategy, result: Result, l
 def check_complete(workdir: str | os.PathLike | None, settings: Search) -> None:
     """Refuses to search the weights of a training that was stopped, unless that is asked for."""
     if workdir is not None and not settings.incomplete and (step := interrupted(workdir)):
-        raise ValueError(
-            f"the training in {workdir} was interrupted at {step}. Train to its end first, by the same call "
-            "or command, or set search.incomplete=True to search its weights as they are."
-        )
+        raise ValueError(f"{workdir} stopped training at {step}: finish it, or set search.incomplete=True.")
 
 
 def tell(times: Mapping[str, float], history: pathlib.Path | None) -> None:

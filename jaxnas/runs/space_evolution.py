@@ -214,8 +214,4 @@ def _draw(net: Any, costs: Cost, settings: SpaceEvolution, seed: int, turn: int)
         if len(found) >= settings.sample:
             drawn: Arch = space.decode(found[: settings.sample])
             return drawn
-    raise ValueError(
-        f"Of {_DRAWS * settings.sample:,} random architectures of space {_name(turn)} only {len(found)} have "
-        f"at most {settings.most:,g} {settings.budget}, and evolution.sample is {settings.sample}. Raise "
-        "evolution.most, or make evolution.sample smaller."
-    )
+    raise ValueError(f"evolution.most leaves {len(found)} of {_DRAWS} times evolution.sample architectures.")

@@ -256,10 +256,7 @@ def make_tuner(
         for number in range(training.steps):
             own, metrics = step(own, batch(calls * training.steps + number))
         if not metrics["finite"]:
-            raise DivergedError(
-                f"The training between decisions, {training.steps} steps each, is not finite after "
-                f"{calls + 1} of them. Choose a smaller learning rate, or clip gradients."
-            )
+            raise DivergedError(f"The training after decision {calls + 1} is not finite; lower its rate.")
         last, calls = own, calls + 1
         return last.evaluated()
 

@@ -159,11 +159,10 @@ class Checkpointer:
         if not damaged:
             return None
         reasons = "\n".join(f"  checkpoint {step}: {why}" for step, why in damaged.items())
-        which, advice = (" with a score", "take the latest") if best else ("", "move the directory away")
-        raise CheckpointError(
-            f"no checkpoint{which} in {self.directory} is whole:\n{reasons}\n"
-            f"Bring the files back, or {advice}."
-        )
+        what, advice = f"no checkpoint in {self.directory}", "move the directory away"
+        if best:
+            what, advice = f"no checkpoint with a score in {self.directory}", "take the latest"
+        raise CheckpointError(f"{what} is whole: bring the files back, or {advice}.\n{reasons}")
 
     def standing(self) -> tuple[int, dict[str, Any]] | None:
         """The last step whose record is whole, and its metadata; None if there is none."""

@@ -103,12 +103,8 @@ class Setup:
         if (batch_size := self.training.batch_size) is None:
             rows = min(128, *(self.task.rows(role) for role in self.recipe.roles))
             batch_size = max(rows - rows % devices, 1)
-        if rest := batch_size % devices:
-            near = [size for size in (batch_size - rest, batch_size - rest + devices) if size]
-            raise ValueError(
-                f"training.batch_size is {batch_size}, which {devices} devices cannot share: choose "
-                f"{' or '.join(map(str, near))}, or fewer devices."
-            )
+        if batch_size % devices:
+            raise ValueError(f"training.batch_size is {batch_size}, which {devices} devices cannot share.")
         return batch_size
 
 
@@ -413,11 +409,7 @@ def several(step: Step) -> Callable[[TrainState, tuple[Any, ...]], Any]:
     def call(state: Any, batches: tuple[Any, ...]) -> Any:
         shapes = {tuple(x.shape for x in jax.tree.leaves(batch)) for batch in batches}
         if len(shapes) > 1:
-            raise ValueError(
-                f"{len(batches)} steps are one call (training.steps_per_call), and their batches have "
-                f"{len(shapes)} different shapes: set training.steps_per_call=1, or leave out the task's "
-                "`lengths`."
-            )
+            raise ValueError("training.steps_per_call needs batches of one shape: leave out `lengths`.")
         tree, flat = jax.tree.structure(batches[0]), [jax.tree.leaves(batch) for batch in batches]
         # An array that is in every batch, as a graph may be, is not stacked.
         shared = {i: x for i, x in enumerate(flat[0]) if all(leaves[i] is x for leaves in flat)}

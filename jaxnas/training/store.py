@@ -123,9 +123,7 @@ class JsonlWriter:
         step = record.get("step")
         if type(step) is not int or (self._last is not None and step < self._last):
             after = "" if self._last is None else f" not below {self._last}, the one before"
-            raise ValueError(
-                f"a record of {self.path} needs an integer 'step'{after}: got {step!r} in {record}"
-            )
+            raise ValueError(f"{self.path}: a record needs an integer 'step'{after}: got {record}")
         return step
 
 
