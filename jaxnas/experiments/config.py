@@ -153,14 +153,9 @@ def by_name(configs: Any, what: str) -> dict[str, Config]:
 
 
 def override(config: Config, assignments: Sequence[str]) -> Config:
-    """A config with some fields replaced.
+    """A config with some fields replaced, as by "seed=3", "network.space=par(6)" and "search.limit=none".
 
-    Args:
-      config: with dataclasses and Flax modules as fields.
-      assignments: such as "seed=3", "training.steps=300", "network.space=par(6)", "search.limit=none".
-
-    Raises:
-      ConfigError: not of the form name=value, an unknown field, or a value of another type.
+    Another form than name=value, an unknown field or a value of another type raises a ConfigError.
     """
     texts: dict[str, str] = {}
     for assignment in assignments:

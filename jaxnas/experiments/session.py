@@ -96,12 +96,9 @@ class Session:
     def architecture(self, text: str, workdir: pathlib.Path, costs: Cost) -> Arch:
         """An architecture from the command line.
 
-        Args:
-          text: "found" by the search in the workdir, "smallest", "largest", a name of the config's
-            `architectures`, "random:K" (the K-th, from 0, of random architectures as dear as the found
-            one), or option values as JSON.
-          workdir: of the search.
-          costs: of architectures; latency counts where it is measured, else products.
+        It is "found" by the search in the workdir, "smallest", "largest", a name of the config's
+        `architectures`, "random:K" (the K-th, from 0, of random architectures as dear as the found one by latency, where it is
+        measured, else by products), or option values as JSON.
         """
         space = self.net.space
         if text in ("smallest", "largest"):

@@ -78,13 +78,9 @@ class TrainState:
 class Region:
     """The options of each element of an encoded architecture that a step may draw.
 
-    Regions are arrays, so a schedule of spaces picks one by the number of the step in one program.
-
-    Attributes:
-      sizes: number of options of an element, int32 [length].
-      options: their numbers in the space, the first `sizes` of a row, int32 [length, widest].
-      smallest: code of the architecture of least values, int32 [length].
-      largest: code of the architecture of greatest values, int32 [length].
+    Regions are arrays, so a schedule of spaces picks one by the number of the step in one program. An element
+    has the first `sizes` of its row of `options`, int32 [length] and [length, widest]; `smallest` and
+    `largest` are codes of the architectures of least and greatest values, int32 [length].
     """
 
     sizes: Array

@@ -80,8 +80,7 @@ def train_together(
       distill: how networks learn from a teacher; None to learn from labels alone.
       lead: whether the first network is the teacher of the others. It learns from the labels itself, or from
         the trained network if there is one.
-      project: whether the part of the first network's gradient that conflicts with the sum of the others'
-        is dropped, bool []; see `join`. None for the plain mean.
+      project: whether the first one's gradient loses what conflicts with the others', bool []; see `join`.
 
     Returns:
       The gradients, and the losses of the networks, float32 [n], as they were trained.

@@ -34,21 +34,13 @@ class Retrained(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """The contents of a workdir.
-
-    Attributes:
-      result: what was found.
-      metrics: records of training, each step once.
-      history: evaluations of all searches, by strategy and index.
-      retrained: networks trained alone, by folder.
-      timed: the latency of the found network and others, as measured; {} for none.
-    """
+    """The contents of a workdir."""
 
     result: Result
-    metrics: tuple[Record, ...] = ()
-    history: tuple[Record, ...] = ()
-    retrained: tuple[Retrained, ...] = ()
-    timed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    metrics: tuple[Record, ...] = ()  # records of training, each step once
+    history: tuple[Record, ...] = ()  # evaluations of all searches, by strategy and index
+    retrained: tuple[Retrained, ...] = ()  # by folder
+    timed: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # latency as measured; {} for none
 
     @property
     def metric(self) -> MetricOf:

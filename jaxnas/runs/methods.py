@@ -209,14 +209,7 @@ class Search:
             raise ValueError(f"search.most is {self.most}: give it or search.most_share, not both.")
 
     def bounds(self, reachable: Mapping[str, tuple]) -> dict[str, tuple[float | None, float | None]]:
-        """The bounds on costs that are asked for, {} for none.
-
-        Args:
-          reachable: (least, most) by cost.
-
-        Raises:
-          ValueError: the network has no cost of the name `budget`.
-        """
+        """The bounds on costs that are asked for, {} for none, by the (least, most) that each can reach."""
         bounded = (self.least, self.most, self.most_share) != (None, None, None)
         # A network may have other costs than the default's; where nothing is bounded, that does no harm.
         if self.budget not in reachable and (bounded or self.budget != Search.budget):

@@ -30,12 +30,9 @@ METRIC = Metric("kl", "nats", "min", lambda sums: sums["kl"] / sums["predictions
 class Imitation:
     """A task whose metric is KL(reference, network), the mean over predictions.
 
-    It needs no labels, and a change of a network shows in it long before it shows in an accuracy. What is not
-    defined here, such as data and inputs, is that of the task.
-
-    Attributes:
-      task: whose data and predictions they are.
-      net, variables, arch: the reference network; `arch` is None if it has only one architecture.
+    It needs no labels, and a change of a network shows in it long before it shows in an accuracy. The
+    reference is `net` with `variables` at `arch`, None if it has only one architecture. What is not defined
+    here, such as data and inputs, is that of `task`.
     """
 
     task: Task

@@ -39,16 +39,10 @@ Metrics = dict[str, Any]
 class Evaluator:
     """From variables and architectures to the task's metrics on one role of the data.
 
-    Attributes:
-      task: whose metrics they are.
-      role: of the data.
-      mesh: of the devices.
-      one, many: compiled functions of (variables, arch, batches), for one architecture and for a batch; the
-        first also gives standard errors.
-      divided, whole: the role's batches for `one`, whose rows devices share, and for `many`.
-      deal: from a batch of architectures to their rows in the order in which devices take them; some may
-        be repeated.
-      net: the network, as it is evaluated.
+    `one` and `many` are compiled functions of (variables, arch, batches), for one architecture and for a
+    batch; the first also gives standard errors. `divided` are the role's batches for `one`, whose rows
+    devices share, and `whole` those for `many`. `deal` gives the rows of a batch of architectures in the order in
+    which devices take them; some may be repeated.
     """
 
     task: Task

@@ -38,15 +38,9 @@ class Course:
     """Running statistics of a loss, which detect divergence while values are still finite.
 
     A loss is bad above 10 times its best smoothed value, twice the first one, and 10: less may be a hard
-    batch, or the beginning of fine-tuning. Three bad steps in a row make the smoothed loss bad.
-
-    Attributes:
-      first: loss; None before the first step.
-      smoothed: exponential average, in which a loss counts as at most 4 times the limit.
-      best: least smoothed loss so far.
-      since: the step, from 1, from which all losses were suspicious, above twice the first one and 3 times
-        the best smoothed one; 0 if the last one was not. If the training diverges, it did so here.
-      last: loss.
+    batch, or the beginning of fine-tuning. Three bad steps in a row make the smoothed loss bad, in which a
+    loss counts as at most 4 times the limit. A training that diverges did so at step `since`, from 1, from
+    which all losses were suspicious: above twice the first one and 3 times the best smoothed one.
     """
 
     first: float | None = None

@@ -25,18 +25,12 @@ class WorkdirError(RuntimeError):
 
 @contextlib.contextmanager
 def open_workdir(path: str | os.PathLike) -> Iterator[pathlib.Path]:
-    """Creates a workdir and holds it for this run until the context ends.
+    """Creates a workdir, also gs://bucket/folder, and holds it for this run until the context ends.
 
     On a disk the kernel drops the lock when its process ends; the file `.lock` stays and only names the last
     holder. In an object store the lock is an object that the run creates and removes. A run that was killed
     leaves it: the next run on that machine takes it over, and one elsewhere names the object to remove. Of
     several processes that are one run, the first holds the lock.
-
-    Args:
-      path: the directory, or gs://bucket/folder; parents are created.
-
-    Yields:
-      The absolute path of the directory.
 
     Raises:
       WorkdirError: not writable, or in use by another run.
