@@ -97,8 +97,8 @@ class Session:
         """An architecture from the command line.
 
         It is "found" by the search in the workdir, "smallest", "largest", a name of the config's
-        `architectures`, "random:K" (the K-th, from 0, of random architectures as dear as the found one by latency, where it is
-        measured, else by products), or option values as JSON.
+        `architectures`, "random:K" (the K-th, from 0, of random architectures as dear as the found one by
+        latency, where it is measured, else by products), or option values as JSON.
         """
         space = self.net.space
         if text in ("smallest", "largest"):

@@ -41,8 +41,8 @@ class Evaluator:
 
     `one` and `many` are compiled functions of (variables, arch, batches), for one architecture and for a
     batch; the first also gives standard errors. `divided` are the role's batches for `one`, whose rows
-    devices share, and `whole` those for `many`. `deal` gives the rows of a batch of architectures in the order in
-    which devices take them; some may be repeated.
+    devices share, and `whole` those for `many`. `deal` gives the rows of some architectures in the order
+    in which devices take them; some may be repeated.
     """
 
     task: Task
