@@ -28,9 +28,7 @@ EVIL = "</script><script>alert('1')</script>\"&"
 KINDS = {
     "vision": workdirs.vision,
     "language": workdirs.language,
-    "perturbation": lambda root: workdirs.mechanisms(root, method="perturbation", metric=workdirs.LOSS),
     "mechanisms": workdirs.mechanisms,
-    "attention graph": workdirs.attention_graph,
     "own": workdirs.own,
 }
 every_kind = pytest.mark.parametrize("kind", KINDS)
@@ -61,18 +59,14 @@ HOLDS = {
     "jaxnas retrain --config=digits|jaxnas evaluate --config=digits",
     "language": "4.170 nats per token|980,000 parameters|72 %|531,441|best of 16|± 0.014|4.170 ± 0.014|"
     "58.0 %|0.43|after 300 steps|seeds 0 and 1|test perplexity|test bits per byte",
-    "perturbation": "whose removal harmed|How large a difference chance makes",
-    "mechanisms": "1,296|2,000 steps|even weights",
-    "attention graph": "addition|attention|source|has no history here",
+    "mechanisms": "1,296|2,000 steps|even weights|How large a difference chance makes",
     "own": "0.04467 with 0.824 ms latency|106 %|120 evaluations|486|0.9 ms latency|"
     "better than random search|✗ above 1e-05",
 }
 CHARTS = {
     "vision": "scatter search watched curve-loss curve-learning_rate",
     "language": "probabilities-0 curve-loss curve-perplexity curve-learning_rate",
-    "perturbation": "strength-0",
     "mechanisms": "strength-0",
-    "attention graph": "",
     "own": "scatter search watched curve-loss curve-learning_rate",
 }
 
@@ -89,7 +83,6 @@ def test_sections_follow_the_result_and_have_every_figure_of_every_network(roots
     assert [one for one in wanted if one.replace("\u00a0", " ") not in page.text] == []
     titles = {one["title"] for one in facts_of(roots[kind])["sections"]}
     assert ("The candidates" in titles) == (kind == "language")
-    assert ("How the search went" in titles) == (kind == "attention graph")
     assert list(page.charts) == CHARTS[kind].split()
     assert [value for _, key, value in page.attributes if key == "data-chart"] == list(page.charts)
 
@@ -364,7 +357,7 @@ def test_damaged_files_are_named(tmp_path):
     assert list(tmp_path.glob("*/report.html")) == []
 
 
-@pytest.mark.parametrize("kind", ["vision", "perturbation"])
+@pytest.mark.parametrize("kind", ["vision", "mechanisms"])
 def test_a_result_that_was_changed_anywhere_is_named(roots, tmp_path, kind):
     path, text = tmp_path / "result.json", (roots[kind] / "result.json").read_text()
     values = [one for one in re.finditer(r'(?<=[ :]) ("[^"]*"|-?[\d.e-]+|null|true)(?=,?\n)', text)]

@@ -7,8 +7,6 @@ import math
 import pathlib
 import random
 
-import jax
-
 from jaxnas import spaces
 from jaxnas.report import facts
 from jaxnas.report import result as result_lib
@@ -307,12 +305,3 @@ def decided(root, architecture, metric=ACCURACY, **fields):
     task = TaskOf(name="reviews", examples="texts", sizes=SIZES, metrics=(metric,))
     result_lib.write(root, Result(task=task, found=found, **fields))
     return root
-
-
-def attention_graph(root):
-    """A network of additions and attentions, as of AutoAttend, found by evolution."""
-    space = spaces.autoattend(5)
-    described = SpaceOf(cardinality=str(space.cardinality), choices=space.to_json())
-    searches = (SearchOf(name="evolution", evaluations=100),)
-    architecture = space.to_dict(space.sample(jax.random.key(0)))
-    return decided(root, architecture, space=described, searches=searches)
