@@ -29,7 +29,8 @@ def find(
     if ":" in name:
         return _own(name)
     if name not in tabular.names():
-        raise ValueError(f"--benchmark: no table {name!r}{nearest(name, tabular.names())} `jaxnas` has all.")
+        near = nearest(name, tabular.names())
+        raise ValueError(f"--benchmark: there is no table {name!r}{near} `jaxnas` lists all.")
     return tabular.load(name, data_dir)
 
 

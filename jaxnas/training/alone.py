@@ -28,7 +28,7 @@ from jaxnas.recipes.hard import Fixed
 from jaxnas.recipes.recipe import TrainState
 from jaxnas.space import Arch, Space
 from jaxnas.subnet import init
-from jaxnas.tasks import Metric, Task
+from jaxnas.tasks import Task
 from jaxnas.tasks.task import check_role
 from jaxnas.training.evaluate import is_batch, make_evaluator
 from jaxnas.training.keys import stream
@@ -275,7 +275,10 @@ def _trainer(
         one = Mesh(np.asarray(jax.local_devices()[:1]).reshape(1, 1), ("data", "model"))
         setup = dataclasses.replace(setup, mesh=one)
     task, net, training, variables = setup.task, setup.net, setup.training, setup.options.variables
-    metric, patience = _metric(task, stopping.metric), stopping.patience
+    known, patience = {metric.name: metric for metric in task.metrics}, stopping.patience
+    if stopping.metric not in (None, *known):
+        raise ValueError(f"train_seeds: there is no metric {stopping.metric!r}; expected {', '.join(known)}.")
+    metric = known[stopping.metric or task.metrics[0].name]
     check_role(task.name, stopping.role, ("validation", "search"), "choosing where a training is best")
     limits = {stopping.role: stopping.limit, **({"test": None} if test else {})}
     evaluators = {
@@ -341,10 +344,3 @@ def _trainer(
         return Seeds(result[0], result[1], done, result[2])
 
     return train
-
-
-def _metric(task: Task, name: str | None) -> Metric:
-    known = {metric.name: metric for metric in task.metrics}
-    if name is not None and name not in known:
-        raise ValueError(f"train_seeds: {task.name} has no metric {name!r}; it has {', '.join(known)}.")
-    return task.metrics[0] if name is None else known[name]
