@@ -214,4 +214,7 @@ def _draw(net: Any, costs: Cost, settings: SpaceEvolution, seed: int, turn: int)
         if len(found) >= settings.sample:
             drawn: Arch = space.decode(found[: settings.sample])
             return drawn
-    raise ValueError(f"evolution.most leaves {len(found)} of {_DRAWS} times evolution.sample architectures.")
+    raise ValueError(
+        f"evolution.sample is {settings.sample}, and of {_DRAWS * settings.sample:,} random architectures only "
+        f"{len(found)} cost at most {settings.most:,g} {settings.budget}: raise evolution.most."
+    )
