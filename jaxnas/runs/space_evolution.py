@@ -215,6 +215,6 @@ def _draw(net: Any, costs: Cost, settings: SpaceEvolution, seed: int, turn: int)
             drawn: Arch = space.decode(found[: settings.sample])
             return drawn
     raise ValueError(
-        f"evolution.sample is {settings.sample}, and of {_DRAWS * settings.sample:,} random architectures only "
-        f"{len(found)} cost at most {settings.most:,g} {settings.budget}: raise evolution.most."
+        f"evolution.sample is {settings.sample}, and of {_DRAWS * settings.sample:,} random architectures "
+        f"only {len(found)} cost at most {settings.most:,g} {settings.budget}: raise evolution.most."
     )
