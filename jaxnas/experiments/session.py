@@ -78,8 +78,7 @@ class Session:
     def check_task(self, workdir: pathlib.Path) -> None:
         """Refuses another task than that of the search in a workdir, whose page would show its figures.
 
-        Only how many examples an evaluation takes at a time may differ. A workdir without the result of a
-        search takes any task.
+        Only how many examples an evaluation takes at a time may differ.
         """
         if not (workdir / result.NAME).is_file():
             return

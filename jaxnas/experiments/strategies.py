@@ -120,9 +120,6 @@ def fidelities_of(table: Table, metric: str = "validation_accuracy") -> list[tup
     A table has fidelities where it has a metric both as `accuracy` and as `accuracy_12`, and the seconds
     as `training_seconds` and `training_seconds_12`. The number says how long a network was trained, for
     example in epochs. Each fidelity is a training of its own, whose full time counts.
-
-    Raises:
-      ValueError: the table has no fidelities of this metric.
     """
     stem = "training_seconds"
     numbers = [name.removeprefix(f"{stem}_") for name in table.metrics if name.startswith(f"{stem}_")]

@@ -69,12 +69,7 @@ DIVERGENCES: dict[str, Divergence] = {
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Teacher:
-    """A trained network that others learn from.
-
-    Attributes:
-      net: a network of one architecture, as `extract` and `load_subnet` return it.
-      variables: of it.
-    """
+    """A trained network of one architecture, as `extract` and `load_subnet` return it, and its variables."""
 
     net: Any
     variables: Any

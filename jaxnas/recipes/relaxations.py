@@ -28,12 +28,6 @@ def gumbel_softmax(logits: Arch, key: jax.Array, temperature: Any) -> Arch:
       logits: float [..., options] by name.
       key: consumed.
       temperature: float [], above 0; traced values are not checked.
-
-    Returns:
-      Soft weights of the same shapes, differentiable in the logits.
-
-    Raises:
-      ValueError: a temperature that is not above 0.
     """
     check_temperature(temperature)
     return {

@@ -47,10 +47,8 @@ model = transformers.{loader}.from_pretrained("{subnet}")  # the folder beside t
 def facts(run: Run, doing: str = "") -> Facts:
     """The contents of a run's page; `doing` describes the progress of one that is running.
 
-    Returns:
-      "title", "eyebrow", "heading" as (before, figure, after), "lead", "tiles" and "sections".
-      A section has a "title" and what it is made of: "text", "steps", "code", "charts" by name,
-      "tables", "lists" and "notes". Sections that hold nothing are left out.
+    A section has a "title" and what it is made of: "text", "steps", "code", "charts" by name, "tables",
+    "lists" and "notes". Sections that hold nothing are left out.
     """
     measured, task = bool(run.result.found.metrics) or not doing, run.result.task.name
     before, value, after = findings.headline(run)

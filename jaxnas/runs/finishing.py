@@ -61,9 +61,6 @@ def finish(
       lab: of the run, with a directory.
       settings: of the search: whether networks are timed (`latency`) and ranked.
       named: architectures to compare with, beside those that the search found.
-
-    Returns:
-      What result.json holds.
     """
     check_task(task)
     results.check_names(named or {}, found.others)

@@ -216,8 +216,8 @@ def race(
 ) -> tuple[Arch, list[tuple[float, ...]]]:
     """The winner of successive halving among candidates, and the scores of each, rung by rung.
 
-    On workers (`calls`) the trials of a rung begin together. They are told one by one and in order as they
-    are here, so that the history is the same. `kept` are the arguments of `search.run` on its history.
+    On workers (`calls`) the trials of a rung begin together, and are told one by one and in order as they are
+    here, so that the history is the same. `kept` are the arguments of `search.run` on its history.
     """
     codes, count = np.asarray(space.encode(drawn.archs)), len(method.steps)
     racing = search.SuccessiveHalving(

@@ -42,7 +42,10 @@ def costs_with_latency(
             processes.wait("the latency is measured")
         table = latency.load(path)
     if table.device != (here := jax.devices()[0].device_kind):
-        raise ValueError(f"{path} was measured on {table.device}, and this is {here}: delete it.")
+        raise ValueError(
+            f"{path} was measured on {table.device}, and this is {here}. Take another workdir, or delete the "
+            "file to measure anew."
+        )
     own = table.cost(net.space)
     return lambda arch: {**exact(arch), **own(arch)}
 

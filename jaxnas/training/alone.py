@@ -238,8 +238,7 @@ def make_tuner(
     """A function that trains a supernet on under a soft architecture, as between the decisions of DARTS-PT.
 
     Each call begins the learning rate of `training` anew; `state`, the last one of the supernet's training,
-    is left as it is. `tune(arch)` gives the variables to evaluate with after the steps of all calls so far,
-    or raises `DivergedError` where they are not finite.
+    is left as it is. `tune(arch)` gives the variables to evaluate with after the steps of all calls so far.
     """
     even = jax.tree.map(jax.nn.softmax, net.space.logits())
     start, step, batch = prepare(

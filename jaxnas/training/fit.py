@@ -45,13 +45,11 @@ _SHOWN = ("loss", "accuracy", "temperature", "confidence")
 
 @dataclasses.dataclass(frozen=True)
 class Trained:
-    """The result of `fit`.
+    """The result of `fit`: the last state, and whether the training came to its end.
 
-    Attributes:
-      state: the last one.
-      complete: whether the training came to its end; else `restore` found it stopped, or `Stopped` has it.
-      times: seconds in all ("seconds"), steps made then per second ("steps_per_second"), and the shares
-        of "input", "step", "evaluation" and "checkpoint"; not reproducible.
+    Where it did not, `restore` found it stopped, or `Stopped` has it. Times are seconds in all ("seconds"),
+    steps made then per second ("steps_per_second"), and the shares of "input", "step", "evaluation" and
+    "checkpoint"; not reproducible.
     """
 
     state: TrainState

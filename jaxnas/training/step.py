@@ -342,8 +342,7 @@ def update(
     """New parameters and optimizer state; inactive weights and their moments stay bit for bit unchanged.
 
     Weight decay and momentum would otherwise move the layers and channels that were not sampled, too.
-    `active` is a tree as `params` of bool arrays that broadcast to them, or None to update everything, as
-    AutoFormer's code does.
+    `active` is a tree as `params` of bool arrays that broadcast to them; None updates everything.
     """
     updates, new_state = standard(optimizer.update)(grads, opt_state, params)
     if active is None:
@@ -387,11 +386,10 @@ def sort_channels(net: nn.Module, inputs: Any, state: TrainState) -> TrainState:
 
 
 def several(step: Step) -> Callable[[TrainState, tuple[Any, ...]], Any]:
-    """A step for each of a tuple of batches in one compiled call, which takes less time between steps.
+    """A step for each of a tuple of batches of one shape in one compiled call, which donates the state.
 
-    It gives the state and the metrics of the last step, but for "finite", "archs" and "losses", which are
-    those of each step. The state is donated. Batches of different shapes, as texts of different `lengths`,
-    raise a ValueError.
+    It takes less time between steps, and gives the state and the metrics of the last step, but for "finite",
+    "archs" and "losses", which are those of each step.
     """
 
     @functools.partial(jax.jit, static_argnums=3, donate_argnums=0)
