@@ -28,10 +28,8 @@ from jaxnas.report.result import Result
 def write(workdir: str | os.PathLike) -> pathlib.Path:
     """Writes report.html of a finished run, or of a comparison of strategies, and returns its path."""
     root = files.as_path(workdir)
-    path, compared = root / "report.html", root / "comparison.json"
-    page = (
-        comparison.facts_of(files.read_json(compared)) if compared.is_file() else facts.facts(read_run(root))
-    )
+    path, other = root / "report.html", root / "comparison.json"
+    page = comparison.facts_of(files.read_json(other)) if other.is_file() else facts.facts(read_run(root))
     files.write_text(path, render(page))
     return path
 

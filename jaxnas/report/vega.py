@@ -112,11 +112,8 @@ def lines(rows: Sequence[Record], x: Axis, y: Axis, steps: bool = False, height:
     drawn = base.mark_line(clip=True, interpolate="step-after" if steps else "linear")
     drawn = drawn.encode(strokeDash=series(names, alt.StrokeDash), opacity=seen)
     tips = [*([alt.Tooltip("s:N", title="of")] if len(names) > 1 else []), x.tip("x"), y.tip("y")]
-    near = alt.when(hover).then(alt.value(1))
-    if single := [
-        name for name, count in collections.Counter(row["s"] for row in rows).items() if count == 1
-    ]:
-        # A line of one point would show nothing.
+    near, counts = alt.when(hover).then(alt.value(1)), collections.Counter(row["s"] for row in rows)
+    if single := [name for name in names if counts[name] == 1]:  # A line of one point would show nothing.
         near = near.when(alt.FieldOneOfPredicate("s", single)).then(alt.value(1))
     near = near.otherwise(alt.value(0))
     points = base.mark_point(filled=True, size=70, clip=True).encode(opacity=near, tooltip=tips)

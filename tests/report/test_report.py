@@ -189,6 +189,12 @@ def test_the_least_result_has_a_page(tmp_path):
     workdirs.write_lines(tmp_path / "metrics.jsonl", lines)
     rows = section_of(tmp_path, "Training the network")["charts"]["watched"]["datasets"]["lines"]
     assert [row["y"] for row in rows] == [0.1, 0.2, 0.3]
+    # A line of one point is that point, and no line of several has points that are always seen.
+    for few, alone in ((lines[:1], True), (lines, False)):
+        workdirs.write_lines(tmp_path / "metrics.jsonl", few)
+        spec = page_of(tmp_path).charts["watched"]
+        vl_convert.vegalite_to_vega(spec | {"width": 300})
+        assert ('"oneOf": ["validation"]' in json.dumps(spec)) == alone
 
 
 def without_random(root):
