@@ -99,6 +99,16 @@ def write_bytes(path: Path, data: bytes) -> None:
     fsync(path.parent)
 
 
+def copy_file(source: pathlib.Path, path: Path) -> None:
+    """`write_bytes` of another file, piece by piece: it may be larger than the memory."""
+    path = as_path(path)
+    written = path.open("wb") if is_remote(path) else replacing(path, source.stat().st_size)
+    with source.open("rb") as given, written as file:
+        shutil.copyfileobj(given, file)
+    if not is_remote(path):
+        fsync(path.parent)
+
+
 @contextlib.contextmanager
 def replacing(path: pathlib.Path, size: int) -> Iterator[BinaryIO]:
     """A file of `size` bytes under another name, which takes the place of `path` when it is whole."""
@@ -160,7 +170,9 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
         raise ValueError(f"{path} is no whole npz file: {len(data):,} bytes, {error}") from error
 
 
-def replace_folder(path: Path, files: Mapping[str, bytes], *, known: Iterable[str] = ()) -> None:
+def replace_folder(
+    path: Path, files: Mapping[str, bytes | pathlib.Path], *, known: Iterable[str] = ()
+) -> None:
     """Puts a folder of files in place of an older one, complete or not at all.
 
     In an object store this holds for readers that take a folder without its last file for none: that
@@ -168,13 +180,18 @@ def replace_folder(path: Path, files: Mapping[str, bytes], *, known: Iterable[st
 
     Args:
       path: of the folder; the one that it lies in is made if needed.
-      files: contents by name.
+      files: contents by name, or files to copy.
       known: names of other files that an older folder may hold, and that go with it.
 
     Raises:
       FileExistsError: the path is a file, or the older folder holds files that are not ours.
     """
     folder = absolute(path)
+
+    def put(new: pathlib.Path) -> None:
+        for name, data in files.items():
+            write_bytes(new / name, data) if isinstance(data, bytes) else copy_file(data, new / name)
+
     if folder.is_file():
         raise FileExistsError(f"{folder} is a file; choose a folder.")
     if not is_remote(folder):
@@ -192,13 +209,11 @@ def replace_folder(path: Path, files: Mapping[str, bytes], *, known: Iterable[st
     if is_remote(folder):
         for name in (*reversed([*files]), *known):
             (folder / name).unlink(missing_ok=True)
-        for name, data in files.items():
-            write_bytes(folder / name, data)
+        put(folder)
         return
     new, old = (folder.with_name(f".{folder.name}.tmp-{name}") for name in ("new", "old"))
     new.mkdir()
-    for name, data in files.items():
-        write_bytes(new / name, data)
+    put(new)
     if folder.exists():
         folder.rename(old)
     new.rename(folder)

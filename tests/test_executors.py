@@ -18,8 +18,11 @@ import pytest
 import refusals
 
 import jaxnas
-from jaxnas import executors, processes, search, training
+from jaxnas import executors, processes, search
 from jaxnas.space import Choice, Space
+from jaxnas.training.checkpoint import CheckpointError, ConfigMismatch, NotFinite
+from jaxnas.training.store import DivergedError
+from jaxnas.training.workdir import WorkdirError
 
 SPACE = Space(op=Choice("a", "b", "c").repeat(3))
 
@@ -46,11 +49,11 @@ def test_jobs_on_processes_are_those_of_the_loop():
 
 ERRORS = [
     processes.ProcessesDisagree("seed: 0 / 1"),
-    training.CheckpointError("no room"),
-    training.ConfigMismatch("another config", ["seed", "steps"]),
-    training.DivergedError("not finite"),
-    training.WorkdirError("in use"),
-    training.checkpoint.NotFinite("a NaN"),
+    CheckpointError("no room"),
+    ConfigMismatch("another config", ["seed", "steps"]),
+    DivergedError("not finite"),
+    WorkdirError("in use"),
+    NotFinite("a NaN"),
 ]
 
 

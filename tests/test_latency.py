@@ -14,9 +14,10 @@ import small_tasks
 import user_networks
 
 import jaxnas
-from jaxnas import Choice, Space, latency, report, runs, search, spaces, supernets, tasks
+from jaxnas import Choice, Space, latency, runs, search, spaces, supernets, tasks
 from jaxnas.elastic import Dense, Mixture, fixed, width
 from jaxnas.experiments.configs.par import measure_blocks
+from jaxnas.report import findings
 
 SPACE = spaces.par(3)
 ADDED = {"block": {"identity": 0, "feed_forward": 300, "attention": 1000}}
@@ -170,7 +171,7 @@ def test_a_search_that_asks_for_latency_times_what_it_found(tmp_path):
     settings = runs.Search(runs.ByStrategy(strategy), latency=4, budget="latency_ms", most=1e3)
     result = runs.search_and_finish(task, net, variables, settings, runs.Lab(tmp_path))
     assert 0 < result.found.costs["latency_ms"] < 1e3
-    timed = report.read_run(tmp_path).timed
+    timed = findings.read_run(tmp_path).timed
     assert timed["rows"] == 4 and set(timed["milliseconds"]) == {"found", "smallest", "largest"}
     assert all(0 < low <= middle <= high for low, middle, high in timed["milliseconds"].values())
     # The table of another batch, and that of another device, are not taken.

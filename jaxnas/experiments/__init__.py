@@ -1,5 +1,5 @@
 """The laboratory: five binaries and their configs."""
 
-from jaxnas.experiments.config import Config, ConfigError
+from jaxnas.experiments.config import Config
 
-__all__ = ["Config", "ConfigError"]
+__all__ = ["Config"]

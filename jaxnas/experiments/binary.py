@@ -9,7 +9,6 @@ import contextlib
 import ctypes
 import os
 import pathlib
-import re
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -20,12 +19,14 @@ from typing import Any
 import jax
 from absl import app, flags, logging
 
-from jaxnas import executors, files, processes, training
-from jaxnas.choice import nearest
+from jaxnas import executors, files, processes
 from jaxnas.experiments import config as config_lib
 from jaxnas.experiments.config import Config, ConfigError
 from jaxnas.experiments.session import Asked, Session, make_session
 from jaxnas.report.advice import CONFIG, SET
+from jaxnas.training.checkpoint import CheckpointError
+from jaxnas.training.store import DivergedError
+from jaxnas.training.workdir import WorkdirError
 
 STOPPED = 143  # as a shell says of a process that SIGTERM ended
 CONFIG_FILE = "config.json"
@@ -168,9 +169,9 @@ def _told(error: Exception) -> tuple[str, Callable[[int], Any], int] | None:
     if isinstance(error, BrokenExecutor):
         advice = "The same command resumes; take fewer workers if memory is short."
         return f"a worker died: {error} {advice}", sys.exit, 1
-    if isinstance(error, (ValueError, OSError, training.CheckpointError, training.WorkdirError)):
+    if isinstance(error, (ValueError, OSError, CheckpointError, WorkdirError)):
         return str(error), sys.exit, 2
-    if isinstance(error, training.DivergedError):
+    if isinstance(error, DivergedError):
         return str(error), sys.exit, 1
     if _has_devices():
         return None
@@ -207,7 +208,7 @@ def _parse_flags(argv: list[str]) -> list[str]:
         try:
             return flags.FLAGS(argv)
         except flags.Error as error:
-            _fail(f"{_flag_mistake(error)} --help lists the flags.", sys.exit, 2)
+            _fail(f"{str(error).rstrip('.')}. --help lists the flags.", sys.exit, 2)
     text = sys.modules["__main__"].__doc__ or ""
     paragraphs = text.strip().split("\n\n")
     examples = [one for one in paragraphs if one.startswith("  ")]
@@ -217,37 +218,14 @@ def _parse_flags(argv: list[str]) -> list[str]:
     sys.exit(0)
 
 
-def _flag_mistake(error: flags.Error) -> str:
-    """The error of a command line, as sentences."""
-    known = {flag.name: flag for flag in flags.FLAGS.get_key_flags_for_module(sys.argv[0])}
-    if isinstance(error, flags.UnrecognizedFlagError):
-        return f"there is no flag --{error.flagname}{nearest(error.flagname, known)}"
-    given = re.match(r"flag --(\w+)=(.*?): ", str(error), re.DOTALL)
-    if given is None or given[1] not in known:
-        return f"{error}."
-    name, value = given.groups()
-    if "must have a value" in str(error):
-        return f"--{name} is missing: {known[name].help}"
-    parser, expected, close = known[name].parser, known[name].parser.syntactic_help, "."
-    if isinstance(parser, flags.EnumParser):
-        expected, close = " or ".join(parser.enum_values), nearest(value, parser.enum_values)
-    elif isinstance(parser, flags.BooleanParser):
-        expected = "true or false"
-    return f"--{name} is {value!r}, expected {expected}{close}"
-
-
 def read_config(
     registry: Mapping[str, Config], *, trains: bool, begins: bool = False
 ) -> tuple[Config, pathlib.Path]:
-    """The config that the flags ask for, and the workdir.
+    """The config that the flags ask for, and the workdir; the processes of a run join first.
 
-    The processes of a run join first, since a config may make arrays.
-
-    Args:
-      registry: configs by name.
-      trains: whether the binary saves a training when SIGTERM asks it to stop. Others end at once.
-      begins: whether the binary trains a supernet. Others go by the --config and --set of that training,
-        which the workdir has, and by their own --set after these.
+    With `trains`, the binary saves a training when SIGTERM asks it to stop; others end at once. With
+    `begins`, it trains a supernet; others go by the --config and --set of that training, which the workdir
+    has, and by their own --set after these.
     """
     values = flags.FLAGS
     if values.distributed or (values.coordinator, values.processes, values.process) != (None, None, None):
@@ -261,13 +239,13 @@ def read_config(
     if not values.workdir:
         raise ConfigError("--workdir is missing. It is the directory that the run writes to")
     if not begins:
-        take_stored(files.as_path(values.workdir) / CONFIG_FILE)
+        _take_stored(files.as_path(values.workdir) / CONFIG_FILE)
     if values.config is None:
         raise ConfigError(f"--config is missing. It is one of {', '.join(registry)}, or a Python file")
     return chosen_config(registry), files.as_path(values.workdir)
 
 
-def take_stored(path: pathlib.Path) -> None:
+def _take_stored(path: pathlib.Path) -> None:
     """Puts --config and --set of a training before what the flags say, where these are of that config."""
     values, stored = flags.FLAGS, files.read_json(path) if path.is_file() else {}
     config = stored.get(CONFIG) if isinstance(stored, dict) else None

@@ -50,7 +50,7 @@ from jaxnas.experiments import strategies as strategies_lib
 from jaxnas.experiments.config import ConfigError
 from jaxnas.experiments.searches import Searches
 from jaxnas.report import comparison, words
-from jaxnas.report import write as write_page
+from jaxnas.report.page import write as write_page
 from jaxnas.tabular.anytime import Anytime, anytime, at_seconds, spent_seconds
 from jaxnas.training.progress import Clock, Progress, times_line
 from jaxnas.training.workdir import open_workdir
@@ -93,51 +93,36 @@ def run_searches(
 ) -> dict[str, list[dict[str, np.ndarray]]]:
     """All searches of all strategies, chunk by chunk, each kept in its folder as soon as it is done.
 
-    Args:
-      every, folders: the searches of each strategy, and where their chunks are kept.
-      executor: where they run; None for here, one after another.
-      clock: counts the time of "search", and of "checkpoint": of reading and writing what is kept.
-
-    Returns:
-      The chunks of each strategy in the order of their seeds, as `searches.run` gives them.
+    Returns the chunks of each strategy in the order of their seeds, as `searches.run` gives them.
     """
-    parts: dict[pathlib.Path, dict[str, np.ndarray]] = {}
-    places: dict[str, list[pathlib.Path]] = {}
-    missing: dict[pathlib.Path, tuple[Searches, int, int]] = {}
-    for name, searches in every.items():
-        folders[name].mkdir(parents=True, exist_ok=True)
-        places[name] = []
-        for first in range(0, _SEEDS.value, _CHUNK.value):
-            size = min(_CHUNK.value, _SEEDS.value - first)
-            path = folders[name] / f"{_SEED.value + first}-{size}.npz"
-            places[name].append(path)
-            with clock.part("checkpoint"):
-                part = read_part(path, size, searches.arrays, searches.source)
-            if part is None:
-                missing[path] = searches, _SEED.value + first, size
-            else:
-                parts[path] = part
-    total, left = len(every) * _SEEDS.value, sum(size for _, _, size in missing.values())
-    paths = [*missing]
+    begin, end = _SEED.value, _SEED.value + _SEEDS.value
+    sizes = {first: min(_CHUNK.value, end - first) for first in range(begin, end, _CHUNK.value)}
+    chunks = {
+        folders[name] / f"{first}-{size}.npz": (searches, first, size)
+        for name, searches in every.items()
+        for first, size in sizes.items()
+    }
+    with clock.part("checkpoint"):
+        parts: dict[pathlib.Path, Any] = {
+            path: read_part(path, searches, size) for path, (searches, _, size) in chunks.items()
+        }
+    missing = [path for path, part in parts.items() if part is None]
+    total, left = len(every) * _SEEDS.value, sum(chunks[path][-1] for path in missing)
     with Progress(total, total - left, label="searches") as progress:
-        done = executors.as_completed(searches_lib.run, [*missing.values()], executor)
-        for number, part in clock.waiting("search", done):
-            path = paths[number]
+        jobs = [chunks[path] for path in missing]
+        for number, part in clock.waiting("search", executors.as_completed(searches_lib.run, jobs, executor)):
+            path = missing[number]
             with clock.part("checkpoint"):
+                path.parent.mkdir(parents=True, exist_ok=True)
                 files.write_arrays(path, part)
             parts[path] = part
-            left -= missing[path][-1]
+            left -= chunks[path][-1]
             progress.update(total - left)
-    return {name: [parts[path] for path in own] for name, own in places.items()}
+    return {name: [parts[path] for path in parts if path.parent == folders[name]] for name in every}
 
 
-def read_part(
-    path: pathlib.Path, searches: int, names: set[str], source: str
-) -> dict[str, np.ndarray] | None:
-    """The searches of a chunk that are done; None, with a warning, where they must be run again.
-
-    `names` are those of its arrays, and `source` is the digest of the strategy's code.
-    """
+def read_part(path: pathlib.Path, searches: Searches, size: int) -> dict[str, np.ndarray] | None:
+    """The searches of a chunk that are done; None, with a warning, where they must be run again."""
     if not path.exists():
         return None
     part, wrong = {}, ""
@@ -145,9 +130,9 @@ def read_part(
         part = files.read_arrays(path)
     except ValueError as error:
         wrong = str(error)
-    if not wrong and (set(part) != names or {len(part["codes"]), len(part["scores"])} != {searches}):
-        wrong = f"{path} does not hold {searches} searches of this comparison"
-    if not wrong and str(part["source"]) != source:
+    if not wrong and (set(part) != searches.arrays or {len(part["codes"]), len(part["scores"])} != {size}):
+        wrong = f"{path} does not hold {size} searches of this comparison"
+    if not wrong and str(part["source"]) != searches.source:
         wrong = f"{path}: the code of the strategy has changed since"
     if wrong:
         logging.warning("%s. Its searches are run again.", wrong)
@@ -180,13 +165,9 @@ def curves_of(
     metric: str,
     report: str,
 ) -> Curves:
-    """The curves of one strategy; of one with fidelities those of its full evaluations.
+    """The curves of one strategy, by the arrays of `searches.run`; with fidelities of its full evaluations.
 
-    Args:
-      table, strategy: that was searched, and by what.
-      ran: the arrays of all its searches, as `searches.run` gives them chunk by chunk.
-      end: the budget in seconds, None where evaluations count; what ends after it was not found.
-      metric, report: what the strategies saw, and what is reported.
+    `end` is the budget in seconds, None where evaluations count; what ends after it was not found.
     """
     codes, scores, spent = ran["codes"], ran["scores"], None
     if strategy.fidelities is not None:
@@ -200,23 +181,6 @@ def curves_of(
         late = spent > end
         codes, scores = np.where(late[..., None], -1, codes), np.where(late, np.nan, scores)
     return Curves(**vars(anytime(table, codes, scores, metric, report)), spent=spent)
-
-
-def first_point(every: dict[str, Curves], end: float) -> float:
-    """The evaluations or seconds after which all searches have an incumbent; ValueError if after `end`."""
-    firsts = []
-    for name, curves in every.items():
-        spent = np.arange(1, curves.reported.shape[1] + 1) if curves.spent is None else curves.spent
-        firsts.append(np.where(np.isfinite(curves.reported), spent, np.inf).min(axis=1).max())
-        if firsts[-1] > end:
-            what = "asked for an architecture that has a row in the table with both metrics"
-            if curves.spent is not None:
-                what = f"had a full evaluation within the {end:.0f} seconds of so many mean full trainings"
-            raise ValueError(
-                f"{name}: some search never {what}, in {_EVALUATIONS.value} evaluations. Give more "
-                "--evaluations, or leave this strategy out."
-            )
-    return max(firsts)
 
 
 def marks_of(texts: list[str], evaluations: int) -> np.ndarray:
@@ -233,10 +197,19 @@ def marks_of(texts: list[str], evaluations: int) -> np.ndarray:
 def points_of(every: dict[str, Curves], unit: float | None) -> np.ndarray:
     """Where curves are drawn, as many points as one can show: evaluations, or seconds.
 
-    They start where every search has an incumbent. `unit` is the seconds of a full training, or None.
+    They start where every search has an incumbent; ValueError where one never has. `unit` is the seconds of a
+    full training, or None.
     """
-    end = _EVALUATIONS.value * (unit or 1)
-    points = np.geomspace(first_point(every, end), end, 120)
+    end, first = _EVALUATIONS.value * (unit or 1), 0.0
+    for name, curves in every.items():
+        spent = np.arange(1, curves.reported.shape[1] + 1) if curves.spent is None else curves.spent
+        first = max(first, np.where(np.isfinite(curves.reported), spent, np.inf).min(axis=1).max())
+        if first > end:
+            what = "asked for an architecture that has a row in the table with both metrics"
+            if curves.spent is not None:
+                what = f"had a full evaluation within the {end:.0f} seconds of so many mean full trainings"
+            raise ValueError(f"{name}: some search never {what}: give more --evaluations, or leave it out.")
+    points = np.geomspace(first, end, 120)
     return np.unique(points.round().astype(int)) if unit is None else points
 
 
@@ -326,11 +299,7 @@ def check_reach(name: str, strategy: Any, table: tabular.Table) -> None:
     """Raises ValueError for a strategy that would hardly meet any architecture that the table has."""
     share = len(table) / table.space.cardinality
     if table.pool and strategy.pool is None and share * strategy.evaluations < 1:
-        raise ValueError(
-            f"{name} asks for architectures of the whole space, of which {table.name} has {len(table)} of "
-            f"{table.space.cardinality:.3g}. For such a table take strategies with a pool, such as "
-            "pool_random and gaussian_process."
-        )
+        raise ValueError(f"{name} seldom meets the {len(table)} rows of {table.name}; take one with a pool.")
 
 
 def check_same(workdir: pathlib.Path, settings: dict[str, Any]) -> None:
@@ -363,14 +332,10 @@ def main() -> None:
     with clock.part("input"):
         table = searches_lib.table_of(*place)
     if _EVALUATIONS.value > table.unique:
-        raise ValueError(
-            f"--evaluations={_EVALUATIONS.value}, but {table.name} has {table.unique} different networks."
-        )
+        raise ValueError(f"--evaluations={_EVALUATIONS.value}: {table.name} has {table.unique} networks.")
     metric, report = tables.metrics(table, _METRIC.value, _REPORT.value)
     searches_lib.evaluator(table, metric)
     searches_lib.evaluator(table, report)
-    if note := tables.what_is_missing(table, metric, report):
-        print(note, flush=True)
     marks = marks_of(_AT.value, _EVALUATIONS.value)
     with clock.part("input"):  # Some learn from the whole table first.
         made = {name: searches_lib.strategy_of(name, _EVALUATIONS.value, place) for name in found}

@@ -7,7 +7,6 @@ the text is read as the type of the field.
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import difflib
 import inspect
@@ -25,7 +24,7 @@ import jax.numpy as jnp
 
 from jaxnas import files, runs, trackers
 from jaxnas.experiments import typed
-from jaxnas.recipes import Distillation, Relaxed, Uniform
+from jaxnas.recipes import Distillation, Uniform
 from jaxnas.report import result
 from jaxnas.space import Space
 from jaxnas.tasks import Task
@@ -81,10 +80,7 @@ class Config:
 
     def __post_init__(self) -> None:
         if not (isinstance(getattr(self.network, "space", None), Space) or self.pretrained):
-            raise ConfigError(
-                f"config {self.name!r}: network is a {type(self.network).__name__} without a `space`; a "
-                "network is a Flax module with the search space as a field."
-            )
+            raise ConfigError(f"config {self.name!r}: {type(self.network).__name__} has no `space`.")
         if not 0 <= self.seed < 2**32:
             raise ConfigError(f"seed is {self.seed}, expected 0 to {2**32 - 1}.")
         try:
@@ -95,12 +91,6 @@ class Config:
             given = self.log if isinstance(self.log, str) else wrong.pop()
             raise ConfigError(
                 f"config {self.name!r}: log has {given!r}; expected a tuple of {', '.join(trackers.NAMES)}."
-            )
-        recipe = self.recipe
-        if isinstance(recipe, Relaxed) and recipe.start >= self.training.steps:
-            raise ConfigError(
-                f"recipe.start is {recipe.start}, and training.steps {self.training.steps}: the architecture "
-                "parameters would never be trained."
             )
 
     @property
@@ -116,23 +106,15 @@ class Config:
 
 
 def find(registry: Mapping[str, Config], name: str) -> Config:
-    """The config of a name, or in a Python file.
+    """The config of a name, or in a Python file that has `CONFIG`, or several in `CONFIGS`.
 
-    Args:
-      registry: known configs by name.
-      name: one of them, or the path of a file that has `CONFIG`, a `Config`, or `CONFIGS`, several of them in
-        a tuple, a list or a dict (then `path.py:name` says which).
-
-    Raises:
-      ConfigError: no such config, with the nearest one; a file that is missing, that fails, or has none.
+    These are in a tuple, a list or a dict, and `path.py:name` says which. What is missing, fails or has no
+    config raises a ConfigError.
     """
     path, colon, wanted = name.partition(".py:")
     if not name.endswith(".py") and not colon:
         if name not in registry:
-            raise ConfigError(
-                f"there is no config {name!r}{_near(name, registry, '_')} `jaxnas` lists all; "
-                "--config=path/to/my_config.py is one of your own"
-            )
+            raise ConfigError(f"there is no config {name!r}{_near(name, registry, '_')} `jaxnas` lists all")
         return registry[name]
     path = files.as_path(path + ".py" if colon else name).resolve()
     if not path.is_file():
@@ -166,30 +148,21 @@ def find(registry: Mapping[str, Config], name: str) -> Config:
 
 def by_name(configs: Any, what: str) -> dict[str, Config]:
     """Several configs, a tuple, a list or a dict, by name; `what` is the beginning of an error."""
-    if isinstance(configs, Config):
-        configs = (configs,)
-    named = isinstance(configs, Mapping)
-    if not named and not isinstance(configs, list | tuple):
-        raise ConfigError(f"{what} is {configs!r}, expected a tuple, a list or a dict of Config")
-    values = list(configs.values() if named else configs)
-    for value in values:
-        if not isinstance(value, Config):
-            raise ConfigError(f"{what} holds {value!r}, which is no Config")
-    counts = collections.Counter(config.name for config in values)
-    if twice := [name for name, count in counts.items() if count > 1]:
-        raise ConfigError(f"{what} has several configs of the name {twice[0]!r}; give each a name of its own")
-    return dict(configs) if named else {config.name: config for config in values}
+    given = configs.values() if isinstance(configs, Mapping) else configs
+    values = [*given] if isinstance(given, Iterable) else [given]
+    if strange := [value for value in values if not isinstance(value, Config)]:
+        raise ConfigError(f"{what} holds {strange[0]!r}, which is no Config")
+    found = {config.name: config for config in values}
+    if len(found) < len(values):
+        names = ", ".join(repr(config.name) for config in values)
+        raise ConfigError(f"{what} are {names}; give each a name of its own")
+    return dict(configs) if isinstance(configs, Mapping) else found
 
 
 def override(config: Config, assignments: Sequence[str]) -> Config:
-    """A config with some fields replaced.
+    """A config with some fields replaced, as by "seed=3", "network.space=par(6)" and "search.limit=none".
 
-    Args:
-      config: with dataclasses and Flax modules as fields.
-      assignments: such as "seed=3", "training.steps=300", "network.space=par(6)", "search.limit=none".
-
-    Raises:
-      ConfigError: not of the form name=value, an unknown field, or a value of another type.
+    Another form than name=value, an unknown field or a value of another type raises a ConfigError.
     """
     texts: dict[str, str] = {}
     for assignment in assignments:

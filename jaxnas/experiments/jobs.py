@@ -20,6 +20,7 @@ from jaxnas.experiments.session import Asked, Session, deciding_of
 from jaxnas.space import Arch
 from jaxnas.training.alone import make_scorer, make_trials
 from jaxnas.training.plain import to_dict
+from jaxnas.training.workdir import open_workdir
 
 
 @functools.lru_cache(maxsize=1)
@@ -63,13 +64,8 @@ def retrain(
 ) -> tuple[dict, dict] | None:
     """Trains an architecture alone, in root/retrained/<architecture>-<weights>-<seed>, and measures it.
 
-    Args:
-      session, root: of the run, and the workdir of its search.
-      architecture, weights: what is trained, see `Session.architecture`, and from "scratch" or "inherited".
-      seed: of the retraining; None for the config's.
-
-    Returns:
-      Metrics by role, and where the time went; None if it was stopped and saved before its end.
+    `root` is the workdir of the search; see `Session.architecture`. Weights are "scratch" or "inherited".
+    Returns metrics by role, and where the time went; None if it was stopped and saved before its end.
     """
     config = session.config
     seed = config.seed if seed is None else seed
@@ -94,7 +90,7 @@ def retrain(
         label = "given_" + files.sha256(architecture.encode())[:12]
     part = f"{label}-{weights}-{seed}"
     log = trackers.of(config.log, root, part)
-    with training.open_workdir(root / "retrained" / part) as workdir:
+    with open_workdir(root / "retrained" / part) as workdir:
         try:
             result = runs.retrain(
                 *(session.task, session.net, arch),

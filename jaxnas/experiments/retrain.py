@@ -16,10 +16,11 @@ from __future__ import annotations
 import numpy as np
 from absl import flags
 
-from jaxnas import executors, processes, report, runs
+from jaxnas import executors, processes, runs
 from jaxnas.experiments import binary
 from jaxnas.experiments import jobs as jobs_lib
 from jaxnas.experiments.configs import CONFIGS
+from jaxnas.report.page import summary_lines
 from jaxnas.report.result import NAME
 from jaxnas.training.progress import times_line
 
@@ -46,7 +47,7 @@ def main() -> int:
     done = [found[number] for number in sorted(found)]
     if done and (root / NAME).is_file() and processes.is_first():
         runs.publish(root)
-        print("\n".join(report.summary_lines(root)), flush=True)
+        print("\n".join(summary_lines(root)), flush=True)
     for metrics, times in done:
         for role, measured in metrics.items():
             text = ", ".join(f"{name} {value:.4g}" for name, value in measured.items())

@@ -24,15 +24,17 @@ from typing import Any
 
 from absl import flags
 
-from jaxnas import executors, files, processes, report, runs, supernets, trackers, training
+from jaxnas import executors, files, processes, runs, supernets, trackers
 from jaxnas.experiments import binary, jobs
 from jaxnas.experiments.config import Config, ConfigError
 from jaxnas.experiments.configs import CONFIGS
 from jaxnas.experiments.session import Session
+from jaxnas.report.page import summary_lines
 from jaxnas.runs.methods import BY_BUDGET
 from jaxnas.supernets.autoformer.convert import from_torch_autoformer, read_checkpoint
 from jaxnas.training.plain import to_dict
 from jaxnas.training.progress import times_line
+from jaxnas.training.workdir import open_workdir
 
 
 def converted(session: Session, path: str, workdir: pathlib.Path) -> tuple[Session, Any]:
@@ -41,10 +43,7 @@ def converted(session: Session, path: str, workdir: pathlib.Path) -> tuple[Sessi
     if not isinstance(net, supernets.ViT):
         raise ConfigError(f"--supernet is for a ViT, and the network is a {type(net).__name__}.")
     if not isinstance(method, (type(None), runs.ByStrategy)):
-        raise ConfigError(
-            f"--supernet has weights and no architecture parameters, and search.method is {method.name}; "
-            "set search.method=strategy."
-        )
+        raise ConfigError(f"--supernet has no architecture parameters, and search.method is {method.name}")
     # The official code's biases of queries, keys and values depend on the number of heads.
     net = net.clone(qkv_bias_by_heads=True)
     net, variables = from_torch_autoformer(read_checkpoint(path), net)
@@ -63,10 +62,7 @@ def on_workers(executor: Executor | None, config: Config) -> dict[str, executors
         return {}
     finalists = search.method.finalists if isinstance(search.method, runs.ByStrategy) else 0
     if not isinstance(search.method, runs.Trials) and not finalists and not search.ranked:
-        raise ConfigError(
-            f"--executor={values.executor} is for what a search trains alone, and this one trains nothing: "
-            "search.method is not trials, has no finalists, and search.ranked is 0. Leave it out."
-        )
+        raise ConfigError(f"--executor={values.executor}: this search trains nothing alone: leave it out")
     if values.supernet:
         raise ConfigError("--executor and --supernet do not go together: workers have the config's network.")
     job = binary.asked()
@@ -76,7 +72,7 @@ def on_workers(executor: Executor | None, config: Config) -> dict[str, executors
 
 def main() -> int:
     config, path = binary.read_config(CONFIGS, trains=False)
-    with training.open_workdir(path) as workdir, binary.executor() as executor:
+    with open_workdir(path) as workdir, binary.executor() as executor:
         workers = on_workers(executor, config)
         session = binary.bring_to_life(config, workdir)
         if config.pretrained:
@@ -100,9 +96,7 @@ def main() -> int:
         if settings.method is None:
             by_budget = state is None or state.logits == ()
         if state is None and settings.method is not None and not by_budget:
-            raise ConfigError(
-                f"search.method is {settings.method.name}, which needs a training of the supernet."
-            )
+            raise ConfigError(f"search.method is {settings.method.name}, which needs a trained supernet.")
         if state is None or by_budget:
             found = runs.search_space(task, net, variables, settings, lab)
         else:
@@ -116,7 +110,7 @@ def main() -> int:
                 return binary.STOPPED
             if processes.is_first():
                 runs.publish(path)
-    print("\n".join(report.summary_lines(path)), flush=True)
+    print("\n".join(summary_lines(path)), flush=True)
     print(times_line(found.times), flush=True)
     return 0
 

@@ -30,13 +30,8 @@ Place = tuple[str, str | None, tuple[str, ...], tuple[str, ...]]
 class Searches:
     """The arguments of one strategy's searches, without their seeds.
 
-    Attributes:
-      strategy, metric: as on the command line.
-      place: the arguments of `tables.find`.
-      evaluations: that the strategy is made for.
-      most: the evaluations of its searches, if these are others; else None.
-      fidelities: whether the strategy has them.
-      table_sha256, source: of the table and of the strategy's code.
+    Strategy and metric are those of the command line, `place` has the arguments of `tables.find`, and the
+    strategy is made for `evaluations`. `most` are those of its searches, if these are others.
     """
 
     strategy: str
@@ -62,10 +57,6 @@ def run(searches: Searches, first: int, size: int) -> dict[str, np.ndarray]:
       codes int32 [S, N, L], scores float32 [S, N], seconds float64 without compiling, and the source; of a
       strategy with fidelities also fidelity int32 [S, N] and spent, the simulated seconds of each
       evaluation, float32 [S, N].
-
-    Raises:
-      ValueError: this process finds another table or another strategy, or the strategy asks for what is
-        not in the space.
     """
     with one_thread():
         strategy, program = _program(searches, size)
@@ -89,10 +80,7 @@ def _program(searches: Searches, size: int) -> tuple[Any, Any]:
         ("code of the strategy", source_of(make, strategy), searches.source),
     ):
         if here != asked:
-            raise ValueError(
-                f"{searches.strategy} on {searches.place[0]}: the {what} of this worker is another one than "
-                "that of the process that asked for the search. Bring the same files to all workers."
-            )
+            raise ValueError(f"{searches.strategy} has another {what} on this worker: bring the same files.")
     if searches.most is not None:
         strategy = dataclasses.replace(strategy, evaluations=searches.most)
     evaluate = (fidelity_evaluator if searches.fidelities else evaluator)(table, searches.metric)
@@ -163,11 +151,7 @@ def check_codes(label: str, codes: np.ndarray) -> None:
     wrong = np.argwhere(among & np.any(codes < 0, axis=-1))
     if len(wrong):
         search, row = wrong[0]
-        raise ValueError(
-            f"{label}: `ask` returned an architecture that is not in the space, with the indices "
-            f"{codes[search, row].tolist()} (evaluation {row + 1} of a search). The rows of `state.codes` "
-            "from `state.size` on are unused, and -1."
-        )
+        raise ValueError(f"{label}: evaluation {row + 1} is {codes[search, row].tolist()}, no architecture.")
 
 
 def digest(table: tabular.Table, metric: str) -> str:

@@ -26,21 +26,14 @@ from jaxnas.tasks import Task
 from jaxnas.training.fit import restore
 from jaxnas.training.keys import stream
 
+_TRAIN = "first run jaxnas train_supernet to its end, with the same --config and --workdir."
 # Settings that change no weights: a workdir may be resumed with others.
 FREE = ("about", "search", "distill", "retraining", "architectures", "measure", "log", "network.remat")
 
 
 @dataclasses.dataclass(frozen=True)
 class Session:
-    """The data, network and devices of a config.
-
-    Attributes:
-      config: what it was made of.
-      task: with its data.
-      net: the supernet.
-      mesh: of the devices in use.
-      pretrained: variables of a supernet that came with its weights; None of others.
-    """
+    """The data, network and devices of a config; `pretrained` are variables that came with the supernet."""
 
     config: Config
     task: Task
@@ -55,10 +48,7 @@ class Session:
         spaces, turns = read_spaces(workdir), self.config.evolution.turns
         done = 0 if spaces is None else len(spaces.sampled)
         if spaces is None or done <= turns:
-            raise FileNotFoundError(
-                f"{workdir} has measured {done} of the {turns + 1} spaces of its evolution. First run "
-                "jaxnas train_supernet to its end, with the same --config, --set and --workdir."
-            )
+            raise FileNotFoundError(f"{workdir} has measured {done} of {turns + 1} spaces: {_TRAIN}")
         return dataclasses.replace(self, net=self.net.clone(space=spaces.space))
 
     def costs(self, workdir: pathlib.Path) -> Cost:
@@ -77,10 +67,7 @@ class Session:
             return None
         if found is None or not (found.complete or config.search.incomplete):
             step = "no checkpoint" if found is None else f"a checkpoint of step {int(found.state.step)}"
-            raise FileNotFoundError(
-                f"{workdir} has {step} of {config.training.steps} steps. First run "
-                "jaxnas train_supernet to its end, with the same --config, --set and --workdir."
-            )
+            raise FileNotFoundError(f"{workdir} has {step} of {config.training.steps} steps: {_TRAIN}")
         return found.state
 
     def weights(self, workdir: pathlib.Path) -> Any:
@@ -91,8 +78,7 @@ class Session:
     def check_task(self, workdir: pathlib.Path) -> None:
         """Refuses another task than that of the search in a workdir, whose page would show its figures.
 
-        Only how many examples an evaluation takes at a time may differ. A workdir without the result of a
-        search takes any task.
+        Only how many examples an evaluation takes at a time may differ.
         """
         if not (workdir / result.NAME).is_file():
             return
@@ -109,12 +95,9 @@ class Session:
     def architecture(self, text: str, workdir: pathlib.Path, costs: Cost) -> Arch:
         """An architecture from the command line.
 
-        Args:
-          text: "found" by the search in the workdir, "smallest", "largest", a name of the config's
-            `architectures`, "random:K" (the K-th, from 0, of random architectures as dear as the found
-            one), or option values as JSON.
-          workdir: of the search.
-          costs: of architectures; latency counts where it is measured, else products.
+        It is "found" by the search in the workdir, "smallest", "largest", a name of the config's
+        `architectures`, "random:K" (the K-th, from 0, of random architectures as dear as the found one by
+        latency, where it is measured, else by products), or option values as JSON.
         """
         space = self.net.space
         if text in ("smallest", "largest"):
@@ -131,10 +114,7 @@ class Session:
             number, count = text.partition(":")[2], len(next(iter(alike.values())))
             if not number.isdecimal() or int(number) >= count:
                 known = f"expected random:K with K from 0 to {count - 1}" if count else "the space has none"
-                raise ConfigError(
-                    f"--architecture is {text!r}, one of other architectures whose {name} are within 5 % of "
-                    f"the found one's; {known}."
-                )
+                raise ConfigError(f"--architecture is {text!r}, of those whose {name} are alike; {known}.")
             return jax.tree.map(lambda x: x[int(number)], alike)
         try:
             values = json.loads(text)
@@ -142,10 +122,7 @@ class Session:
             values = None
         if not isinstance(values, dict):
             names = ["found", "smallest", "largest", *self.config.architectures, "random:0"]
-            raise ConfigError(
-                f"--architecture is {text!r}; expected {', '.join(names)}, or JSON such as "
-                f"{json.dumps(space.to_dict(space.smallest()))}."
-            )
+            raise ConfigError(f"--architecture is {text!r}; expected {', '.join(names)}, or JSON.")
         return space.from_dict(values)
 
 

@@ -121,9 +121,6 @@ def fidelities_of(table: Table, metric: str = "validation_accuracy") -> list[tup
     A table has fidelities where it has a metric both as `accuracy` and as `accuracy_12`, and the seconds
     as `training_seconds` and `training_seconds_12`. The number says how long a network was trained, for
     example in epochs. Each fidelity is a training of its own, whose full time counts.
-
-    Raises:
-      ValueError: the table has no fidelities of this metric.
     """
     stem = "training_seconds"
     numbers = [name.removeprefix(f"{stem}_") for name in table.metrics if name.startswith(f"{stem}_")]
@@ -132,11 +129,7 @@ def fidelities_of(table: Table, metric: str = "validation_accuracy") -> list[tup
     missing = [name for pair in names for name in pair if name not in table.metrics]
     if not endings or missing:
         why = f"it lacks {', '.join(missing)}" if endings else "every network has one result"
-        raise ValueError(
-            f"{table.name} has no fidelities of {metric!r} ({why}), which hyperband and "
-            f"successive_halving race over. A table with fidelities has, for example, {metric}_12 and "
-            "training_seconds_12 beside the full training's, as nasbench201."
-        )
+        raise ValueError(f"{table.name} has no fidelities of {metric!r} ({why}), as hyperband needs.")
     return names
 
 
@@ -194,8 +187,5 @@ def find(name: str) -> Make:
     if ":" in name:
         return own_function("--strategies", name, "from (table, evaluations) to a strategy")
     if name not in STRATEGIES:
-        raise ValueError(
-            f"--strategies: {name!r} is not a strategy{nearest(name, STRATEGIES)} `jaxnas` lists all; "
-            "module:function is one of your own."
-        )
+        raise ValueError(f"--strategies: no strategy {name!r}{nearest(name, STRATEGIES)} `jaxnas` lists all.")
     return STRATEGIES[name]

@@ -5,8 +5,6 @@ from __future__ import annotations
 import importlib
 from collections.abc import Sequence
 
-import numpy as np
-
 from jaxnas import tabular
 from jaxnas.choice import nearest
 
@@ -14,36 +12,25 @@ from jaxnas.choice import nearest
 def find(
     name: str, data_dir: str | None = None, objectives: Sequence[str] = (), ignore: Sequence[str] = ()
 ) -> tabular.Table:
-    """The table of a benchmark.
+    """The table of a benchmark: known by name, in a CSV file, or of module:function.
 
     Args:
-      name: of a table that `tabular.load` knows; the path of a CSV file; or module:function of a user's
-        own, a function without arguments that returns a table.
+      name: of the table, path of the file, or a function without arguments that returns a table.
       data_dir: where the known tables are.
       objectives: for a CSV file its metrics, each as "accuracy=max" or "error=min".
       ignore: for a CSV file the columns that are neither metrics nor choices.
-
-    Raises:
-      ValueError: no such table, or not as described.
-      OSError: a file that cannot be read.
     """
     if not name.endswith(".csv") and (objectives or ignore):
         raise ValueError(f"--objectives and --ignore are for a CSV file, and --benchmark is {name!r}.")
     if name.endswith(".csv"):
         if not objectives:
-            raise ValueError(
-                f"--benchmark={name} needs --objectives: the columns that are metrics, such as "
-                "--objectives=accuracy=max,error=min. Each other column is then a choice, but for those that "
-                "--ignore names."
-            )
+            raise ValueError(f"--benchmark={name} needs its metrics, as --objectives=accuracy=max,error=min.")
         return tabular.from_csv(name, objectives=_objectives(objectives), ignore=ignore)
     if ":" in name:
         return _own(name)
     if name not in tabular.names():
-        raise ValueError(
-            f"--benchmark={name} is not a table{nearest(name, tabular.names())} `jaxnas` "
-            "lists all; path/to/my.csv or module:function is one of your own."
-        )
+        near = nearest(name, tabular.names())
+        raise ValueError(f"--benchmark: there is no table {name!r}{near} `jaxnas` lists all.")
     return tabular.load(name, data_dir)
 
 
@@ -54,10 +41,7 @@ def metrics(table: tabular.Table, search: str | None, report: str | None) -> tup
     reported, or what they see. ValueError where no metric has an objective.
     """
     if not table.objectives:
-        raise ValueError(
-            f"{table.name}: no metric has an objective, so nothing can be searched for. Make the table with "
-            f"objectives={{{next(iter(table.metrics))!r}: 'max'}} or 'min'."
-        )
+        raise ValueError(f"{table.name}: no metric has an objective, as objectives={{'accuracy': 'max'}}.")
     known = table.objectives
     first = "validation_accuracy" if "validation_accuracy" in known else next(iter(known))
     seen = search or first
@@ -70,20 +54,14 @@ def own_function(flag: str, name: str, expected: str):
     try:
         return getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(
-            f"{flag}: {name!r} could not be imported: {error}. Expected module:function, the module in the "
-            f"current directory or on PYTHONPATH, the function {expected}."
-        ) from error
+        raise ValueError(f"{flag}: {name!r} is not found: {error}. Expected one {expected}.") from error
 
 
 def _own(name: str) -> tabular.Table:
     table = own_function("--benchmark", name, "without arguments, returning a table of jaxnas.tabular")
     table = table() if callable(table) else table
     if not isinstance(table, tabular.Table):
-        raise ValueError(
-            f"--benchmark={name} gave {type(table).__name__}, expected a table: see "
-            "jaxnas.tabular.from_arrays and from_csv."
-        )
+        raise ValueError(f"--benchmark={name} gave {type(table).__name__}, not a tabular.Table.")
     return table
 
 
@@ -97,14 +75,3 @@ def _objectives(texts: Sequence[str]) -> dict[str, str]:
             raise ValueError(f"--objectives has {metric!r} twice ({','.join(texts)}); give it once.")
         found[metric] = objective
     return found
-
-
-def what_is_missing(table: tabular.Table, *metrics: str) -> str:
-    """A sentence on architectures and metrics that a table lacks; "" for a table that is complete."""
-    rows, parts = len(table.codes), []
-    if rows < table.space.cardinality:
-        parts.append(f"{rows:,} of the {table.space.cardinality:,} architectures of its space")
-    for name in dict.fromkeys(metrics):
-        if empty := int(np.sum(~np.isfinite(table.metrics[name]))):
-            parts.append(f"no {name} of {empty:,}")
-    return f"{table.name} has {' and '.join(parts)}." if parts else ""

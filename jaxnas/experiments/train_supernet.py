@@ -22,6 +22,7 @@ from jaxnas.experiments.configs import CONFIGS
 from jaxnas.runs.describe import LivePage
 from jaxnas.runs.space_evolution import measure_last
 from jaxnas.training.progress import times_line
+from jaxnas.training.workdir import open_workdir
 
 
 def _number(count: int) -> str:
@@ -41,7 +42,7 @@ def main() -> int:
 def train() -> None:
     config, path = binary.read_config(CONFIGS, trains=True, begins=True)
     print(pretty(config) if flags.FLAGS.verbose else one_line(config, path), flush=True)
-    with training.open_workdir(path) as workdir:
+    with open_workdir(path) as workdir:
         session = binary.bring_to_life(config)
         task, settings = session.task, config.training
         print(

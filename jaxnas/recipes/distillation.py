@@ -6,6 +6,7 @@ A divergence is a function of the teacher's and the student's logits [..., class
 from __future__ import annotations
 
 import dataclasses
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +15,6 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxnas.checks import check_numbers
-from jaxnas.choice import nearest
 from jaxnas.tasks import Call, Predictions, Task
 
 Divergence = Callable[[jax.Array, jax.Array], jax.Array]
@@ -69,12 +69,7 @@ DIVERGENCES: dict[str, Divergence] = {
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Teacher:
-    """A trained network that others learn from.
-
-    Attributes:
-      net: a network of one architecture, as `extract` and `load_subnet` return it.
-      variables: of it.
-    """
+    """A trained network of one architecture, as `extract` and `load_subnet` return it, and its variables."""
 
     net: Any
     variables: Any
@@ -101,10 +96,7 @@ class Distillation:
 
     def __post_init__(self) -> None:
         if self.divergence not in DIVERGENCES:
-            raise ValueError(
-                f"Distillation: divergence is {self.divergence!r}, expected one of {', '.join(DIVERGENCES)}"
-                f"{nearest(self.divergence, DIVERGENCES) or '.'}"
-            )
+            raise ValueError(f"Distillation: divergence is {self.divergence!r}, not of {[*DIVERGENCES]}.")
         check_numbers(self, "temperature", above=0)
         check_numbers(self, "label_weight", least=0)
 
@@ -117,45 +109,26 @@ class Distillation:
     def loss(self, predictions: Predictions, teacher: jax.Array) -> jax.Array:
         """The loss of a student, float32 [], by its predictions and a teacher's logits on the same batch."""
         if teacher.shape != predictions.logits.shape:
-            raise ValueError(
-                f"the teacher's predictions are {list(teacher.shape)} and the network's "
-                f"{list(predictions.logits.shape)}; expected as many."
-            )
+            raise ValueError(f"logits are {predictions.logits.shape}, and the teacher's {teacher.shape}.")
         divergence, weight = DIVERGENCES[self.divergence], predictions.weight
         pair = lax.stop_gradient(teacher) / self.temperature, predictions.logits / self.temperature
         soft = jnp.sum(divergence(*pair) * weight) / jnp.maximum(jnp.sum(weight), 1)
         return self.temperature**2 * soft + self.label_weight * predictions.loss
 
 
-@dataclasses.dataclass(frozen=True)
-class _AsEvaluated:
-    """A network that ignores `train=True`."""
-
-    net: Any
-
-    def apply(self, variables: Any, inputs: Any, arch: Any = None, *, train: bool, **options: Any) -> Any:
-        """See `jaxnas.network`."""
-        return self.net.apply(variables, inputs, train=False, **options)
-
-
 def teacher_logits(task: Task, net: Any, variables: Any, batch: Any, carry: Any, key: jax.Array) -> jax.Array:
     """The logits of a trained network for a batch as the key augments it, without dropout."""
     if jax.tree.leaves(carry):
-        raise ValueError(
-            f"{task.name} hands a memory from batch to batch, and a trained teacher has none here. The "
-            "largest network of each step can be the teacher: Sandwich(distill=Distillation())."
-        )
+        raise ValueError(f"{task.name} hands a memory from batch to batch, which a trained teacher lacks.")
     if net.space.cardinality > 1:
-        raise ValueError(
-            f"the teacher, a {type(net).__name__}, has {net.space.cardinality:,} architectures; give the "
-            "extracted network of one."
-        )
-    evaluated: Any = _AsEvaluated(net)
+        raise ValueError(f"the teacher has {net.space.cardinality:,} architectures, expected one.")
+
+    def apply(variables: Any, inputs: Any, arch: Any = None, *, train: bool, **options: Any) -> Any:
+        return net.apply(variables, inputs, train=False, **options)  # also where a task says `train=True`
+
+    evaluated: Any = types.SimpleNamespace(apply=apply)
     try:
         predictions, _ = task.predict(Call(evaluated, variables, None, batch, carry, key))
     except ValueError as error:
-        raise ValueError(
-            f"the teacher, a {type(net).__name__}, does not fit {task.name}: {error}. A teacher takes the "
-            "same inputs and knows the same classes, in the same order."
-        ) from error
+        raise ValueError(f"the teacher has other inputs or classes than {task.name}: {error}") from error
     return lax.stop_gradient(predictions.logits)

@@ -41,18 +41,12 @@ class _Sampling(Recipe):
         return found
 
     def loaded(self, read: Read) -> Self:
-        """The recipe with its teacher read from a folder."""
         distill = None if self.distill is None else self.distill.loaded(read)
         return self if distill is self.distill else dataclasses.replace(self, distill=distill)
 
     def check(self, space: Space, cost: Cost | None) -> None:
-        """Raises ValueError for a distillation without a teacher."""
         if self.distill is not None and self.distill.teacher is None:
-            raise ValueError(
-                f"{type(self).__name__}: the distillation has no teacher, and without the largest network in "
-                "each step there is none: give Distillation(teacher=...) a trained network, or take the "
-                "recipe Sandwich."
-            )
+            raise ValueError(f"{type(self).__name__}: the distillation has no teacher; give it one.")
 
     def init(self, space: Space) -> tuple[Any, Any]:
         """Keeps the variables of a trained teacher."""
@@ -93,18 +87,15 @@ class Uniform(_Sampling):
 
     @property
     def needs_cost(self) -> bool:
-        """Whether the sampler asks for it."""
         return self.sampler.needs_cost
 
     def check(self, space: Space, cost: Cost | None) -> None:
-        """See `Recipe`."""
         super().check(space, cost)
         self.sampler.check(space, cost)
 
     def gradients(
         self, problem: Problem, state: TrainState, batches: Mapping[str, Any], key: jax.Array
     ) -> Gradients:
-        """Trains random architectures."""
         arch_key, loss_key = jax.random.split(key)
         given = self.given(problem, state, batches, loss_key)
         archs = draw(self.sampler, problem, given.loss, arch_key, self.architectures)
@@ -142,19 +133,14 @@ class Sandwich(_Sampling):
         return self.random > 0 and self.sampler.needs_cost
 
     def check(self, space: Space, cost: Cost | None) -> None:
-        """See `Recipe`."""
         if space.cardinality == 1:
-            raise ValueError(
-                "Sandwich: the network has only one architecture, which would be the largest and the "
-                "smallest; train it by Fixed()."
-            )
+            raise ValueError("Sandwich: the network has only one architecture, which Fixed() trains.")
         if self.random:
             self.sampler.check(space, cost)
 
     def gradients(
         self, problem: Problem, state: TrainState, batches: Mapping[str, Any], key: jax.Array
     ) -> Gradients:
-        """Trains the largest architecture, random ones, and the smallest."""
         arch_key, loss_key = jax.random.split(key)
         given, lead = self.given(problem, state, batches, loss_key), self.distill is not None
         archs = [jax.tree.map(lambda x: x[None], arch) for arch in (problem.largest(), problem.smallest())]
@@ -190,20 +176,15 @@ class Fair(_Sampling):
         check_counts(self, "architectures", none=True)
 
     def check(self, space: Space, cost: Cost | None) -> None:
-        """See `Recipe`."""
         super().check(space, cost)
         most = int(space.sizes.max())
         if self.architectures is not None and self.architectures < most:
             name = next(name for name, choice in space.decisions if int(np.max(choice.sizes)) == most)
-            raise ValueError(
-                f"Fair: architectures is {self.architectures}, and {name!r} has {most} options: in a step of "
-                "fewer architectures some of them would be trained and others not. Take at least as many."
-            )
+            raise ValueError(f"Fair: architectures is {self.architectures}, of {most} options of {name!r}.")
 
     def gradients(
         self, problem: Problem, state: TrainState, batches: Mapping[str, Any], key: jax.Array
     ) -> Gradients:
-        """Trains architectures that have each option equally often."""
         arch_key, loss_key = jax.random.split(key)
         count = int(problem.space.sizes.max()) if self.architectures is None else self.architectures
         given = self.given(problem, state, batches, loss_key)
@@ -236,17 +217,13 @@ class Fixed(_Sampling):
 
     @property
     def watches(self) -> Watches:
-        """The one network."""
         return "network"
 
     def init(self, space: Space) -> tuple[Any, Any]:
         """Keeps the architecture in the state, so that one program trains any of them."""
         if self.arch is None:
             if space.cardinality > 1:
-                raise ValueError(
-                    f"Fixed: the network has {space.cardinality:,} architectures, so the recipe needs one: "
-                    "Fixed(arch), or train an extracted network."
-                )
+                raise ValueError(f"Fixed: the network has {space.cardinality:,} architectures; name one.")
             return super().init(space)
         space.check(self.arch)
         logits, own = super().init(space)
@@ -255,7 +232,6 @@ class Fixed(_Sampling):
     def gradients(
         self, problem: Problem, state: TrainState, batches: Mapping[str, Any], key: jax.Array
     ) -> Gradients:
-        """Trains the architecture of the state."""
         arch = None if self.arch is None else state.recipe["arch"]
         return train_alone(self.given(problem, state, batches, key), arch, self.distill)
 
@@ -283,36 +259,26 @@ class Progressive(Recipe):
         starts = [start for start, _ in self.phases]
         whole = all(isinstance(start, int | np.integer) for start in starts)
         if not whole or starts[:1] != [0] or starts != sorted(set(starts)):
-            raise ValueError(
-                f"Progressive: the phases start at the steps {starts}; expected 0 first, and each later than "
-                "the one before."
-            )
+            raise ValueError(f"Progressive: the phases start at the steps {starts}; expected 0 and later.")
 
     @property
     def needs_cost(self) -> bool:
-        """Whether the inner recipe asks for costs."""
         return self.recipe.needs_cost
 
     def check(self, space: Space, cost: Cost | None) -> None:
-        """See `Recipe`."""
         self.recipe.check(space, cost)
         before: dict[str, set[Any]] = {}
         for start, part in self.phases:
             region_of(space, part)
             for name, choice in part.decisions:
                 if lost := before.get(name, set()) - set(choice.options):
-                    raise ValueError(
-                        f"Progressive: the phase from step {start} has no option {min(lost, key=str)!r} of "
-                        f"{name!r}, which the phase before had; a phase holds all that was trained before it."
-                    )
+                    raise ValueError(f"Progressive: step {start} loses {min(lost, key=str)!r} of {name!r}.")
                 before[name] = set(choice.options)
 
     def loaded(self, read: Read) -> Self:
-        """See `Recipe`."""
         return dataclasses.replace(self, recipe=self.recipe.loaded(read))
 
     def init(self, space: Space) -> tuple[Any, Any]:
-        """The first state of the inner recipe."""
         return self.recipe.init(space)
 
     def begin(self, problem: Problem, state: TrainState) -> TrainState:
@@ -325,7 +291,6 @@ class Progressive(Recipe):
     def gradients(
         self, problem: Problem, state: TrainState, batches: Mapping[str, Any], key: jax.Array
     ) -> Gradients:
-        """Trains architectures of the phase."""
         regions = [region_of(problem.space, part) for _, part in self.phases]
         stacked = jax.tree.map(lambda *x: jnp.stack(x), *regions)
         starts = jnp.array([start for start, _ in self.phases])

@@ -78,13 +78,9 @@ class TrainState:
 class Region:
     """The options of each element of an encoded architecture that a step may draw.
 
-    Regions are arrays, so a schedule of spaces picks one by the number of the step in one program.
-
-    Attributes:
-      sizes: number of options of an element, int32 [length].
-      options: their numbers in the space, the first `sizes` of a row, int32 [length, widest].
-      smallest: code of the architecture of least values, int32 [length].
-      largest: code of the architecture of greatest values, int32 [length].
+    Regions are arrays, so a schedule of spaces picks one by the number of the step in one program. An element
+    has the first `sizes` of its row of `options`, int32 [length] and [length, widest]; `smallest` and
+    `largest` are codes of the architectures of least and greatest values, int32 [length].
     """
 
     sizes: Array
@@ -108,9 +104,7 @@ def region_of(space: Space, part: Space | None = None) -> Region:
     """The region of a space, or of a part of it as `Space.restrict` makes it, as NumPy arrays."""
     part = space if part is None else part
     if set(part) != set(space):
-        raise ValueError(
-            f"a part of the space with the choices {list(space)} has the same choices; got {list(part)}."
-        )
+        raise ValueError(f"a part of a space has its choices, {list(space)}; got {list(part)}.")
     rows = []
     for name, choice in space.decisions:
         own = part[name]
@@ -120,10 +114,7 @@ def region_of(space: Space, part: Space | None = None) -> Region:
             there = own.length is None or position < own.length
             options = own.options_at(position) if there else known[:1]
             if strange := [option for option in options if option not in known]:
-                raise ValueError(
-                    f"a part of the space has {strange[0]!r} as an option of {name!r}, where the space has "
-                    f"{known}."
-                )
+                raise ValueError(f"a part of a space has {strange[0]!r} as an option of {name!r}.")
             rows.append([known.index(option) for option in options])
     with jax.ensure_compile_time_eval():  # also within a compiled step
         ends = [space.from_dict(part.to_dict(arch)) for arch in (part.smallest(), part.largest())]

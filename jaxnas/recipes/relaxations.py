@@ -28,12 +28,6 @@ def gumbel_softmax(logits: Arch, key: jax.Array, temperature: Any) -> Arch:
       logits: float [..., options] by name.
       key: consumed.
       temperature: float [], above 0; traced values are not checked.
-
-    Returns:
-      Soft weights of the same shapes, differentiable in the logits.
-
-    Raises:
-      ValueError: a temperature that is not above 0.
     """
     check_temperature(temperature)
     return {
@@ -75,10 +69,7 @@ def average(logits: Arch, key: jax.Array | None = None, temperature: Any = 1.0) 
 def _check_key(key: Any) -> None:
     """Raises TypeError for a number in the place of a key: a temperature comes after it."""
     if isinstance(key, numbers.Number):
-        raise TypeError(
-            f"The second argument of a relaxation is a key of jax.random; got {key!r}. Give a temperature by "
-            f"its name, as temperature={key!r}."
-        )
+        raise TypeError(f"expected a key of jax.random, got {key!r}; a temperature is given by its name.")
 
 
 def _keys(logits: Arch, key: jax.Array) -> dict[str, jax.Array]:
@@ -99,10 +90,7 @@ RELAXATIONS: dict[str, Relaxation] = {
 def check_temperature(temperature: Any) -> None:
     """Raises ValueError for a temperature, if it is known, that is not above 0 and finite."""
     if not isinstance(temperature, jax.core.Tracer) and not 0 < float(temperature) < math.inf:
-        raise ValueError(
-            f"The temperature is {float(temperature)}, expected one above 0, and finite; towards 0 samples "
-            "become hard, so end an annealing at 0.1, say."
-        )
+        raise ValueError(f"The temperature is {float(temperature)}, expected a finite number above 0.")
 
 
 def temperature_schedule(kind: str, start: float, end: float, steps: int) -> optax.Schedule:

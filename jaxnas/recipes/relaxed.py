@@ -78,24 +78,16 @@ class Relaxed(Recipe):
         check_numbers(self, "start_temperature", "end_temperature", "target", above=0)
         check_numbers(self, "confidence", above=0, most=1, none=True)
         if self.confidence is not None and self.relaxation == "average":
-            raise ValueError(
-                f"Relaxed: confidence is {self.confidence}, and even weights (relaxation='average') never "
-                "become surer: leave it out."
-            )
+            raise ValueError(f"Relaxed: confidence is {self.confidence}, and 'average' has none.")
         if self.cost_weight and self.cost is None:
-            raise ValueError(
-                f"Relaxed: cost_weight is {self.cost_weight} and cost None: a penalty needs the name of a "
-                "cost, as 'macs'."
-            )
+            raise ValueError(f"Relaxed: cost_weight is {self.cost_weight}, and no cost is named, as 'macs'.")
 
     @property
     def watches(self) -> Watches:
-        """The probabilities of the options."""
         return "probabilities"
 
     @property
     def needs_cost(self) -> bool:
-        """Whether a cost is penalized, or only logged."""
         return self.cost is not None
 
     @property
@@ -107,7 +99,6 @@ class Relaxed(Recipe):
         return optax.adamw(self.learning_rate, weight_decay=self.weight_decay)
 
     def check(self, space: Space, cost: Cost | None) -> None:
-        """See `Recipe`."""
         self.relative_cost(space, cost)
 
     def init(self, space: Space) -> tuple[Any, Any]:
@@ -121,7 +112,6 @@ class Relaxed(Recipe):
         return {"train": step, "search": max(step - self.start, 0) // self.every}
 
     def done(self, record: Mapping[str, Any]) -> bool:
-        """Whether all decisions have the confidence asked for."""
         return self.confidence is not None and record.get("confidence", 0) >= self.confidence
 
     def relative_cost(self, space: Space, cost: Cost | None) -> Callable[[Arch], Any] | None:
@@ -140,10 +130,7 @@ class Relaxed(Recipe):
         least = float(smallest[self.cost])
         span = float(known[self.cost]) - least
         if not span > 0:
-            raise ValueError(
-                f"Relaxed: the reference has {self.cost} of {known[self.cost]}, no more than the smallest "
-                "network of the space; name another reference."
-            )
+            raise ValueError(f"Relaxed: {self.cost} of the reference are no more than the smallest.")
         return lambda arch: (cost(arch)[self.cost] - least) / span
 
     def gradients(
@@ -151,10 +138,7 @@ class Relaxed(Recipe):
     ) -> Gradients:
         """Trains parameters and, where it is due, the logits before them, as DARTS does."""
         if self.start >= problem.steps:
-            raise ValueError(
-                f"recipe.start is {self.start}, and training.steps {problem.steps}: the architecture "
-                "parameters would never be trained. Start earlier, or train longer."
-            )
+            raise ValueError(f"recipe.start is {self.start}, beyond training.steps {problem.steps}.")
         keys = jax.random.split(key, 6)
         relaxation = relaxations.RELAXATIONS[self.relaxation]
         schedule = relaxations.temperature_schedule(
@@ -212,7 +196,7 @@ class Relaxed(Recipe):
         if self.order == "joint":
             new, opt_state = updated(logits_grads)
             pair = (new, {**own, "opt_state": opt_state})
-            logits, own = jax.tree.map(lambda a, b: jnp.where(due, a, b), pair, (logits, own))
+            logits, own = optax.tree.where(due, pair, (logits, own))
         probabilities, metrics = relaxations.softmax(logits), {"search_loss": own["search_loss"]}
         if self.relaxation != "average":  # with even weights there is no temperature, and nothing is decided
             metrics |= {

@@ -41,7 +41,6 @@ class Random(Sampler):
     """Every option of every choice is equally likely."""
 
     def alike(self, problem: Problem, loss: BatchLoss, key: jax.Array, count: int) -> Arch:
-        """Independent architectures."""
         keys = key[None] if count == 1 else jax.random.split(key, count)
         return jax.vmap(problem.sample)(keys)
 
@@ -69,18 +68,13 @@ class Stratified:
         check_counts(self, "candidates", least=2)
 
     def check(self, space: Space, cost: Cost | None) -> None:
-        """See `Sampler`."""
         known = {} if cost is None else cost(space.largest())
         check_cost("Stratified", self.cost, known)
         assert cost is not None
         if not known[self.cost] > cost(space.smallest())[self.cost]:
-            raise ValueError(
-                f"Stratified: the largest network has {self.cost} of {known[self.cost]}, and the smallest "
-                "too; there are no sizes to draw from."
-            )
+            raise ValueError(f"Stratified: there are no sizes: {self.cost} is always {known[self.cost]}.")
 
     def alike(self, problem: Problem, loss: BatchLoss, key: jax.Array, count: int) -> Arch:
-        """The nearest ones to a cost."""
         space, total = problem.space, max(self.candidates, count)
         ends = jnp.stack([problem.region.smallest, problem.region.largest])
 
@@ -129,15 +123,12 @@ class Attentive:
 
     @property
     def needs_cost(self) -> bool:
-        """Whether the candidates' sampler asks for it."""
         return self.sampler.needs_cost
 
     def check(self, space: Space, cost: Cost | None) -> None:
-        """See `Sampler`."""
         self.sampler.check(space, cost)
 
     def alike(self, problem: Problem, loss: BatchLoss, key: jax.Array, count: int) -> Arch:
-        """The best, or worst, `count` of the candidates."""
         archs = self.sampler.alike(problem, loss, key, max(self.candidates, count))
         losses = lax.map(loss, archs)  # one after another, each at its own size
         _, rows = lax.top_k(-losses if self.pick == "best" else losses, count)

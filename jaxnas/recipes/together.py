@@ -80,8 +80,7 @@ def train_together(
       distill: how networks learn from a teacher; None to learn from labels alone.
       lead: whether the first network is the teacher of the others. It learns from the labels itself, or from
         the trained network if there is one.
-      project: whether the part of the first network's gradient that conflicts with the sum of the others'
-        is dropped, bool []; see `join`. None for the plain mean.
+      project: whether the first one's gradient loses what conflicts with the others', bool []; see `join`.
 
     Returns:
       The gradients, and the losses of the networks, float32 [n], as they were trained.
@@ -99,10 +98,10 @@ def train_together(
         )
         added = jax.tree.map(jnp.add, (total.grads, total.sums), (grads, sums))
         return _Total(
-            grads=_where(first, total.grads, added[0]) if apart else added[0],
-            first=_where(first, grads, total.first) if apart else (),
-            logits=_where(first, logits[0], total.logits) if lead else total.logits,
-            carry=_where(first, carry, total.carry),
+            grads=optax.tree.where(first, total.grads, added[0]) if apart else added[0],
+            first=optax.tree.where(first, grads, total.first) if apart else (),
+            logits=optax.tree.where(first, logits[0], total.logits) if lead else total.logits,
+            carry=optax.tree.where(first, carry, total.carry),
             sums=added[1],
         ), loss
 
@@ -112,13 +111,16 @@ def train_together(
     else:
         assert problem.predict is not None
         shapes, _ = jax.eval_shape(problem.predict, *inputs)
-        logits, sums = _zeros(shapes.logits) if given.taught is None else given.taught, shapes.sums
+        logits, sums = (
+            optax.tree.zeros_like(shapes.logits) if given.taught is None else given.taught,
+            shapes.sums,
+        )
     nothing = _Total(
-        grads=_zeros(given.params),
-        first=_zeros(given.params) if apart else (),
+        grads=optax.tree.zeros_like(given.params),
+        first=optax.tree.zeros_like(given.params) if apart else (),
         logits=logits,
-        carry=_zeros(given.carry),
-        sums=_zeros(sums),
+        carry=optax.tree.zeros_like(given.carry),
+        sums=optax.tree.zeros_like(sums),
     )
     total, losses = lax.scan(add, nothing, (archs, jnp.arange(count) == 0))
     grads = join(total.first, total.grads, count, project)
@@ -157,11 +159,3 @@ def join(first: Any, others: Any, count: int, project: jax.Array | None) -> Any:
         return (a + b + jnp.where(project, share, 0) * b) / count
 
     return jax.tree.map(without_conflict, first, clipped)
-
-
-def _zeros(tree: Any) -> Any:
-    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), tree)
-
-
-def _where(condition: jax.Array, a: Any, b: Any) -> Any:
-    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), a, b)

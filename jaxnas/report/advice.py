@@ -40,7 +40,11 @@ def command(run: Run, binary: str, *more: str, workdir: str = "DIR") -> str:
 
 
 def still_improving(run: Run) -> float | None:
-    """How much the training loss fell over its last fifth; 0 within its noise, None of too few losses."""
+    """How much the training loss fell over its last fifth; 0 where it was flat, None where noise hides that.
+
+    It was flat where 20 losses or more leave no room, within two standard errors, for a twentieth of its
+    whole fall.
+    """
     losses = [loss for _, loss in run.series("train", "loss")]
     half = max(2, len(losses) // 10)
     if len(losses) < 2 * half:
@@ -48,8 +52,10 @@ def still_improving(run: Run) -> float | None:
     before, after = losses[-2 * half : -half], losses[-half:]
     # A trend is the mean of the differences; their deviation is sqrt(2) times the noise's.
     noise = statistics.stdev(b - a for a, b in itertools.pairwise(losses[-2 * half :])) / half**0.5
-    fall = statistics.fmean(before) - statistics.fmean(after)
-    return 2 * fall if fall > max(3 * noise, 0.01 * (max(losses) - losses[-1])) else 0.0
+    fall, whole = statistics.fmean(before) - statistics.fmean(after), max(losses) - losses[-1]
+    if fall > max(3 * noise, 0.01 * whole):
+        return 2 * fall
+    return 0.0 if len(losses) >= 20 and 2 * (fall + 2 * noise) < 0.05 * whole else None
 
 
 def advice(run: Run, workdir: str = "DIR") -> list[tuple[str, str]]:
@@ -76,7 +82,8 @@ def advice(run: Run, workdir: str = "DIR") -> list[tuple[str, str]]:
         text += f"Try {2 * last:,} steps in a new workdir."
         step(text, "train_supernet", f"training.steps={2 * last}", where="NEW")
     elif fall is not None:
-        step(f"The training converged: the loss did not fall over the last fifth of {last:,} steps.")
+        text = f"The loss was flat over the last fifth of {last:,} steps. In a longer training the learning "
+        step(f"{text}rate comes down later, which may still help.")
 
     if found.weights == "inherited" and final.network is found:
         text = "The weights are inherited. Training the network alone usually improves it (runs.retrain)."

@@ -20,11 +20,7 @@ def table(networks: Mapping[str, Architecture], choices: Choices) -> dict[str, A
 
     A row is a layer or block, a column a decision: a number as a bar, which compares it with the largest
     option, and a word as a chip. What ends with a number, as `width_2`, is of a stage. Of a space with one
-    repeated choice of words, as of blocks, the columns are different networks.
-
-    Args:
-      networks: option values by choice; the found one first.
-      choices: of the space, as `Space.to_json()` writes them.
+    repeated choice of words, as of blocks, the columns are different networks, the found one first.
     """
     found = next(iter(networks.values()))
     repeated = [x for x, one in choices.items() if "length" in one and isinstance(found.get(x), list)]

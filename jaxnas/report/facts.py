@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from flax.traverse_util import flatten_dict
 
 from jaxnas.report import advice, charts, drawing, findings, words
-from jaxnas.report.findings import LATENCY, TIMES, Run
+from jaxnas.report.findings import LATENCY, Run
 from jaxnas.report.result import Candidate, SelectionOf
 from jaxnas.report.words import is_number
 
@@ -18,7 +17,6 @@ Facts = dict[str, Any]
 Section = dict[str, Any]
 MOST_SHOWN = 12  # candidates
 EXACT = 1e-5  # Extraction must reproduce the supernet's outputs this closely (relative, in float32).
-AGAIN = "again"  # where `result.config` has the calls in Python that make a run again
 _USES = {
     "train": "trains the weights",
     "search": "held out of training; the search compares networks on it",
@@ -49,10 +47,8 @@ model = transformers.{loader}.from_pretrained("{subnet}")  # the folder beside t
 def facts(run: Run, doing: str = "") -> Facts:
     """The contents of a run's page; `doing` describes the progress of one that is running.
 
-    Returns:
-      "title", "eyebrow", "heading" as (before, figure, after), "lead", "tiles" and "sections".
-      A section has a "title" and what it is made of: "text", "steps", "code", "charts" by name,
-      "tables", "lists" and "notes". Sections that hold nothing are left out.
+    A section has a "title" and what it is made of: "text", "steps", "code", "charts" by name, "tables",
+    "lists" and "notes". Sections that hold nothing are left out.
     """
     measured, task = bool(run.result.found.metrics) or not doing, run.result.task.name
     before, value, after = findings.headline(run)
@@ -73,11 +69,6 @@ def facts(run: Run, doing: str = "") -> Facts:
         "tiles": tiles(run) if measured else [],
         "sections": [one for one in parts if any(value for key, value in one.items() if key != "title")],
     }
-
-
-def charts_of(page: Facts) -> dict[str, Any]:
-    """All charts of a page by name."""
-    return {name: spec for one in page["sections"] for name, spec in one.get("charts", {}).items()}
 
 
 def _lead(run: Run) -> list[str]:
@@ -331,23 +322,16 @@ def _measured(run: Run) -> Section:
     roles = sorted(roles, key=lambda role: role == run.final_role)
     columns = [(role, m) for role in roles for m in metrics if role == run.final_role or m is metrics[0]]
     columns = [(role, m) for role, m in columns if any(m.name in net.metrics.get(role, {}) for net in nets)]
-    times = [key for key in TIMES if any(is_number(one.times.get(key)) for one in run.retrained)]
     for one in groups:
         cells = [words.cost_text(one.network.costs.get(cost)) for cost in costs]
-        cells += [one.text(metric, role) for role, metric in columns]
-        for key in times:
-            known = [x.times[key] for x in one.members if is_number(x.times.get(key))]
-            cells.append(words.short(statistics.fmean(known)) if known else "–")
-        rows.append((one.label, *cells))
+        rows.append((one.label, *cells, *(one.text(metric, role) for role, metric in columns)))
     if linear := run.result.linear:
         cells = [words.value_text(m, linear.get(role) if m is metrics[0] else None) for role, m in columns]
-        rows.append((advice.LINEAR, *["–"] * len(costs), *cells, *["–"] * len(times)))
+        rows.append((advice.LINEAR, *["–"] * len(costs), *cells))
     shown = [words.metric_name(metric, role, unit=True) for role, metric in columns]
-    head = ["network", *map(words.cost_name, costs), *shown, *(TIMES[key] for key in times)]
+    table = dict(head=["network", *map(words.cost_name, costs), *shown], rows=rows, first=True)
     several = any(len(one.members) > 1 for one in groups)
     notes = ["Of several seeds: means ± one standard deviation."] if several else []
-    notes += ["Times are medians on the device below; they differ from run to run."] if times else []
-    table = dict(head=head, rows=rows, first=True)
     return dict(title="The networks side by side", tables=[table], notes=notes)
 
 
@@ -368,9 +352,7 @@ def _training(run: Run) -> Iterator[Section]:
 
 def _made(run: Run) -> Section:
     """How the run was made."""
-    config = dict(run.result.config)
-    calls = config.pop(AGAIN, "")
-    calls = "\n".join(advice.commands(run)) or calls
+    config, commands = dict(run.result.config), "\n".join(advice.commands(run))
     if drawing.places_of(run.result):  # which are drawn
         config["network"] = {name: x for name, x in config["network"].items() if name != "places"}
     versions = {**run.result.versions, **({"device": run.result.device} if run.result.device else {})}
@@ -378,5 +360,5 @@ def _made(run: Run) -> Section:
     lists: dict[str, Mapping[str, Any]] = {"Configuration": settings, "Versions": versions}
     notes = ["The same configuration on the same kind of machine gives the same result and this page again."]
     notes = notes if settings else ["The configuration was not recorded."]
-    code = [("Run it again", calls)] if isinstance(calls, str) and calls else []
+    code = [("Run it again", commands)] if commands else []
     return {"title": "How this was made", "code": code, "lists": lists, "notes": notes}

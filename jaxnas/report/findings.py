@@ -19,8 +19,6 @@ from jaxnas.report.result import AGAIN, MetricOf, Network, Result, SelectionOf, 
 from jaxnas.report.words import is_number
 
 LATENCY = "latency_ms"
-# What times.json of a retraining has, by its name on the page.
-TIMES = {"training_step_ms": "ms per step", "inference_rows_per_second": "rows per second"}
 # Of the least or greatest options, of words the first or last: others may cost less or more.
 NAMES = {x: f"{x} options" for x in ("smallest", "largest")} | {"random search": "random search’s best"}
 Record = dict[str, Any]
@@ -28,30 +26,21 @@ TIMED = "latency_measured.json"  # apart from the result, which a run that was k
 
 
 class Retrained(NamedTuple):
-    """A network that was trained alone, its times.json, {} for none, and its folder."""
+    """A network that was trained alone, and its folder."""
 
     network: Network
-    times: Mapping[str, Any]
     folder: str
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """The contents of a workdir.
-
-    Attributes:
-      result: what was found.
-      metrics: records of training, each step once.
-      history: evaluations of all searches, by strategy and index.
-      retrained: networks trained alone, by folder.
-      timed: the latency of the found network and others, as measured; {} for none.
-    """
+    """The contents of a workdir."""
 
     result: Result
-    metrics: tuple[Record, ...] = ()
-    history: tuple[Record, ...] = ()
-    retrained: tuple[Retrained, ...] = ()
-    timed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    metrics: tuple[Record, ...] = ()  # records of training, each step once
+    history: tuple[Record, ...] = ()  # evaluations of all searches, by strategy and index
+    retrained: tuple[Retrained, ...] = ()  # by folder
+    timed: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # latency as measured; {} for none
 
     @property
     def metric(self) -> MetricOf:
@@ -124,11 +113,8 @@ def read_run(workdir: str | os.PathLike) -> Run:
       ValueError: a file is damaged; the message names it, and the line or the field.
     """
     root = files.as_path(workdir)
-    result, retrained = result_lib.read(root), []
-    for path in sorted(root.glob("retrained/*/result.json")):
-        times = path.with_name("times.json")
-        values = parse(files.read_json(times) if times.is_file() else {}, Mapping[str, Any], times)
-        retrained.append(Retrained(result_lib.read(path.parent).found, values, path.parent.name))
+    result, folders = result_lib.read(root), [path.parent for path in root.glob("retrained/*/result.json")]
+    retrained = [Retrained(result_lib.read(folder).found, folder.name) for folder in sorted(folders)]
     path = root / TIMED
     timed = parse(files.read_json(path) if path.is_file() else {}, Mapping[str, Any], path)
     if timed.get("architecture") != files.plain(result.found.architecture):
@@ -251,7 +237,7 @@ def groups(run: Run) -> list[Group]:
         found.setdefault(key, []).append(one)
     alone = [Group(name, tuple(members)) for (name, *_), members in found.items()]
     alone.sort(key=lambda one: _order(run, one.value(run.metric, _ranking_role(run))))
-    own = [Group(net.name, (Retrained(net, {}, ""),)) for net in (run.result.found, *run.result.networks)]
+    own = [Group(net.name, (Retrained(net, ""),)) for net in (run.result.found, *run.result.networks)]
     return own + alone
 
 

@@ -1,7 +1,7 @@
 """The HTML page of a run: one file that loads nothing, with interactive charts by Vega-Lite inside.
 
-The page is a function of the run's reproducible files and of the times stored beside retrained networks: no
-clock, no path and no chance, so that a resumed run and an uninterrupted one give the same bytes.
+The page is a function of the run's reproducible files: no clock, no path and no chance, so that a resumed run
+and an uninterrupted one give the same bytes.
 """
 
 from __future__ import annotations
@@ -26,30 +26,19 @@ from jaxnas.report.result import Result
 
 
 def write(workdir: str | os.PathLike) -> pathlib.Path:
-    """Writes report.html of a finished run, or of a comparison of strategies, and returns its path.
-
-    Raises:
-      FileNotFoundError: there is neither result.json nor comparison.json.
-      ValueError: a file is damaged; the message names it, and the line or the field.
-    """
-    path = files.as_path(workdir) / "report.html"
-    files.write_text(path, render(_facts(workdir)))
+    """Writes report.html of a finished run, or of a comparison of strategies, and returns its path."""
+    root = files.as_path(workdir)
+    path, other = root / "report.html", root / "comparison.json"
+    page = comparison.facts_of(files.read_json(other)) if other.is_file() else facts.facts(read_run(root))
+    files.write_text(path, render(page))
     return path
 
 
-def _facts(workdir: str | os.PathLike) -> facts.Facts:
-    path = files.as_path(workdir) / "comparison.json"
-    return comparison.facts_of(files.read_json(path)) if path.is_file() else facts.facts(read_run(workdir))
-
-
 def write_running(workdir: str | os.PathLike, result: Result, doing: str, reload: int | None = 5) -> None:
-    """Writes report.html of a running search or training; the page of the finished run replaces it.
+    """Writes report.html of a running search or training, which does what `doing` says in a sentence.
 
-    Args:
-      workdir: of the run, with metrics.jsonl and search/history.jsonl as far as they were written.
-      result: the task, the space and the searches that have begun; the first one is what the run is for.
-      doing: what the run is doing, as a sentence.
-      reload: seconds after which a browser reads the page again; None for a page that stays.
+    `result` has the task, the space and the searches that have begun, of which the first is what the run is
+    for. A browser reads the page again after `reload` seconds; None for a page that stays.
     """
     if reload is not None:
         now = datetime.datetime.now().astimezone().strftime("%H:%M:%S")
@@ -60,7 +49,7 @@ def write_running(workdir: str | os.PathLike, result: Result, doing: str, reload
 
 def render(page: facts.Facts, reload: int | None = None) -> str:
     """The text of a page with these facts; with `reload` a browser reads it again after so many seconds."""
-    specs = facts.charts_of(page)
+    specs = {name: spec for one in page["sections"] for name, spec in one.get("charts", {}).items()}
     data = {"themes": {"light": vega.theme(), "dark": vega.theme(dark=True)}, "charts": specs}
     # No text of a user can end the element that holds it.
     encoded = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
@@ -90,25 +79,6 @@ def library() -> str:
 
 def _bundle() -> str:
     return re.sub("</(?=script)", r"<\\/", vl_convert.javascript_bundle("window.vegaEmbed=vegaEmbed;"))
-
-
-def save_png(workdir: str | os.PathLike, path: str | os.PathLike, chart: str = "scatter") -> None:
-    """Draws a chart of a page as a PNG, 1600 pixels wide.
-
-    Args:
-      workdir: of a finished run or of a comparison; see `write`.
-      path: of the PNG.
-      chart: its name on the page, as "scatter", "search" or "watched", or "reported" of a comparison.
-
-    Raises:
-      ValueError: the page has no such chart; the message names those it has.
-    """
-    page = _facts(workdir)
-    specs = facts.charts_of(page)
-    if chart not in specs:
-        has = ", ".join(specs) or "none"
-        raise ValueError(f"The page of {os.fspath(workdir)} has no chart {chart!r}; its charts are: {has}.")
-    files.write_bytes(path, vega.to_png(specs[chart], f"{page['title']} – {page['eyebrow']}"))
 
 
 def summary_lines(workdir: str | os.PathLike) -> list[str]:

@@ -5,12 +5,12 @@ Rows have names of their own for their fields, since a user's names may be no na
 
 from __future__ import annotations
 
+import collections
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import altair as alt
-import vl_convert
 
 Record = Mapping[str, Any]
 Spec = dict[str, Any]
@@ -75,12 +75,6 @@ def theme(dark: bool = False) -> Spec:
     }
 
 
-def to_png(spec: Spec, title: str) -> bytes:
-    """A chart with a title as a PNG of about 1600 pixels, for light pages."""
-    page = {"title": title, "width": 860, "background": "white", "padding": 16, "config": theme()}
-    return vl_convert.vegalite_to_png(spec | page, scale=1.86)
-
-
 def make(chart: Any, height: int, **rows: Iterable[Record]) -> Spec:
     """A chart of named data as plain values, as wide as its place on the page."""
     fit = alt.AutoSizeParams(type="fit-x", contains="padding")
@@ -118,7 +112,10 @@ def lines(rows: Sequence[Record], x: Axis, y: Axis, steps: bool = False, height:
     drawn = base.mark_line(clip=True, interpolate="step-after" if steps else "linear")
     drawn = drawn.encode(strokeDash=series(names, alt.StrokeDash), opacity=seen)
     tips = [*([alt.Tooltip("s:N", title="of")] if len(names) > 1 else []), x.tip("x"), y.tip("y")]
-    near = alt.when(hover).then(alt.value(1)).otherwise(alt.value(0))
+    near, counts = alt.when(hover).then(alt.value(1)), collections.Counter(row["s"] for row in rows)
+    if single := [name for name in names if counts[name] == 1]:  # A line of one point would show nothing.
+        near = near.when(alt.FieldOneOfPredicate("s", single)).then(alt.value(1))
+    near = near.otherwise(alt.value(0))
     points = base.mark_point(filled=True, size=70, clip=True).encode(opacity=near, tooltip=tips)
     parts = [drawn.add_params(LEGEND, ZOOM), points.add_params(hover)]
     if any("low" in row for row in rows):

@@ -1,4 +1,4 @@
-"""A run as its result says it: task, space and versions; the calls that make it again; its page meanwhile."""
+"""A run as its result says it: task, space and versions; its page meanwhile."""
 
 from __future__ import annotations
 
@@ -15,17 +15,14 @@ import numpy as np
 import optax
 
 import jaxnas
-from jaxnas import files, processes, search
+from jaxnas import files, processes
 from jaxnas.inputs import describe
 from jaxnas.report.page import write_running
 from jaxnas.report.result import NAME, MetricOf, Network, Result, SearchOf, SpaceOf, TaskOf
-from jaxnas.runs.lab import Lab
-from jaxnas.runs.methods import METHODS, Search
 from jaxnas.space import Space
 from jaxnas.tasks import Task
-from jaxnas.training.plain import field_names
 from jaxnas.training.progress import duration
-from jaxnas.training.settings import SETTINGS, Training
+from jaxnas.training.settings import SETTINGS
 
 
 def describe_run(
@@ -64,52 +61,14 @@ def describe_space(space: Space) -> SpaceOf:
 
 def versions() -> dict[str, str]:
     """Versions of what decides numbers."""
-    return {
-        "jaxnas": jaxnas.__version__,
-        "jax": jax.__version__,
-        "flax": flax.__version__,
-        "optax": optax.__version__,
-        "numpy": np.__version__,
-        "python": platform.python_version(),
-    }
-
-
-_MODULES = {Training: "training", **dict.fromkeys((Search, *METHODS.values()), "runs")}
+    packages = (jaxnas, jax, flax, optax, np)
+    return {one.__name__: one.__version__ for one in packages} | {"python": platform.python_version()}
 
 
 def trained_by(workdir: str | os.PathLike) -> dict[str, Any]:
     """The settings of the training that ended in a workdir, as plain values; {} where there was none."""
     path = files.as_path(workdir) / SETTINGS
     return dict(files.read_json(path)) if path.is_file() else {}
-
-
-def calls(trained: Mapping[str, Any], settings: Search, lab: Lab) -> str:
-    """The calls that train a supernet, by the settings of `trained_by`, and search it."""
-    lines = []
-    if "training" in trained:
-        more = f", seed={trained['seed']}" if trained["seed"] else ""
-        recipe = trained["recipe"]
-        given = ", ".join(f"{name}={value!r}" for name, value in recipe.items() if name != "type")
-        more += f", recipe=recipes.{recipe['type']}({given})" if recipe["type"] != "Uniform" or given else ""
-        of_training = code(Training(**trained["training"]))
-        lines.append(f'trained = training.fit(task, net, {of_training}{more}, workdir="DIR")')
-    more = f", seed={lab.seed}" if lab.seed else ""
-    more += "" if lab.alone is None else f", alone={code(lab.alone)}"
-    call = f'runs.search_and_finish(task, net, trained.variables, settings, runs.Lab("DIR"{more}))'
-    return "\n".join([*lines, f"settings = {code(settings)}", f"result = {call}"])
-
-
-def code(value: Any) -> str:
-    """The call that makes settings, without what is a default."""
-    if not dataclasses.is_dataclass(value) or isinstance(value, type):
-        return getattr(value, "__qualname__", None) or repr(value)
-    defaults = {field.name: field.default for field in dataclasses.fields(value)}
-    given = [name for name in field_names(value) if getattr(value, name) is not defaults[name]]
-    given = [name for name in given if repr(getattr(value, name)) != repr(defaults[name])]
-    parts = [f"{one}={code(getattr(value, one))}" for one in given]
-    if isinstance(value, search.Strategy):
-        parts.insert(0, "net.space")
-    return f"{_MODULES.get(type(value), 'search')}.{type(value).__name__}({', '.join(parts)})"
 
 
 @dataclasses.dataclass
@@ -122,10 +81,8 @@ class LivePage:
     Attributes:
       task, space: of the run.
       workdir: whose metrics.jsonl and search/history.jsonl are shown; None for no page.
-      every: least seconds between two pages.
       searches: those that have begun.
       network: of a network of `jaxnas.supernet`, what its `described` gives: the page draws its sizes.
-      clock: seconds, for tests.
     """
 
     task: Task

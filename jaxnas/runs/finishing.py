@@ -12,15 +12,15 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxnas
-from jaxnas import files, processes, report
+from jaxnas import processes
 from jaxnas.artifacts import needs_module
 from jaxnas.cost import cost
-from jaxnas.latency import median_times
 from jaxnas.recipes.distillation import Distillation, Teacher
 from jaxnas.recipes.hard import Fixed
+from jaxnas.report import page
 from jaxnas.report import result as results
 from jaxnas.report.result import Network, Result
-from jaxnas.runs.describe import calls, describe_run, trained_by
+from jaxnas.runs.describe import describe_run, trained_by
 from jaxnas.runs.lab import Lab
 from jaxnas.runs.methods import Search
 from jaxnas.runs.publishing import publish, save
@@ -36,8 +36,7 @@ from jaxnas.trackers import as_log
 from jaxnas.training.evaluate import Evaluator, calibrated, make_evaluator
 from jaxnas.training.fit import fit
 from jaxnas.training.plain import to_dict
-from jaxnas.training.settings import Training
-from jaxnas.training.step import Options, prepare
+from jaxnas.training.step import Options
 from jaxnas.training.store import interrupted
 
 
@@ -63,13 +62,6 @@ def finish(
       lab: of the run, with a directory.
       settings: of the search: whether networks are timed (`latency`) and ranked.
       named: architectures to compare with, beside those that the search found.
-
-    Returns:
-      What result.json holds.
-
-    Raises:
-      ValueError: a name in `named` that another network of the result has; architectures are to be ranked,
-        and `lab.alone` is None.
     """
     check_task(task)
     results.check_names(named or {}, found.others)
@@ -122,7 +114,7 @@ def finish(
         result = dataclasses.replace(result, ranking=ranking)
         if processes.is_first():
             results.write(root, result)
-            report.write(root)
+            page.write(root)
         processes.wait("the ranking is written")
     as_log(lab.log).result(result.rows(), root / "report.html")
     return result
@@ -135,9 +127,6 @@ def search_and_finish(task: Task, net: nn.Module, variables: Any, settings: Sear
       task, net, variables: the trained supernet.
       settings: of the search.
       lab: of the run, with a directory.
-
-    Raises:
-      ValueError: no directory; architectures are to be ranked, and `lab.alone` is None.
     """
     root = lab.root
     if settings.ranked:  # before a long search
@@ -152,7 +141,6 @@ def search_and_finish(task: Task, net: nn.Module, variables: Any, settings: Sear
         "search": to_dict(settings),
         **({} if lab.alone is None else {"alone": to_dict(lab.alone)}),
         "seed": lab.seed,
-        "again": calls(trained, settings, lab),
     }
     lab = dataclasses.replace(lab, config=lab.config or config)
     return finish(task, net, variables, found, lab, settings=settings)
@@ -186,7 +174,6 @@ def retrain(
       What result.json holds.
 
     Raises:
-      ValueError: a lab without `alone`; a distillation with neither a teacher nor variables.
       Stopped: a signal stopped the training, which is saved; see `fit`.
     """
     space, root, training, seed = net.space, lab.root, lab.training_alone("retrain"), lab.seed
@@ -198,10 +185,7 @@ def retrain(
         _, small, start = alone(net, host, arch, task.inputs)
     if distill is not None and distill.teacher is None:
         if host is None:
-            raise ValueError(
-                "retrain: the distillation has no teacher, and without variables there is no largest network "
-                "to be one. Give Distillation(teacher=...), or start from inherited weights."
-            )
+            raise ValueError("retrain: without variables give Distillation(teacher=...) a teacher.")
         _, *teacher = alone(net, host, space.largest(), task.inputs)
         distill = dataclasses.replace(distill, teacher=Teacher(*teacher))
     whole, log = task.whole(), as_log(lab.log).within(f"retrained/{root.name}")
@@ -227,32 +211,13 @@ def retrain(
     )
     own = {"network": to_dict(net), "retraining": to_dict(training), "seed": seed}
     result = describe_run(whole, space, network, own if lab.config is None else lab.config)
-    # Apart from the result, which a run that was killed and resumed gives bit for bit.
-    times = {**trained.times, **_speed(whole, small, training)}
     weights = calibrated(whole, small, processes.on_host(trained.variables))
     if processes.is_first():
         result = dataclasses.replace(result, exported_batch=save(root, task, small, weights))
         results.write(root, result)
-        files.write_json(root / "times.json", times)
         log.result(result.rows())
     processes.wait("the retraining is written")
     return result
-
-
-def _speed(task: Task, net: nn.Module, training: Training) -> dict[str, float]:
-    """Median time of a training step, in ms, and rows a second at inference, of a network alone."""
-    state, step, batch = prepare(task, net, training, Fixed())
-    given, kept = batch(0), [state]
-    variables, inputs = jax.tree.map(jnp.copy, state.variables), task.preprocess(given["train"])
-    infer = jax.jit(lambda variables, inputs: net.apply(variables, inputs))
-
-    def train() -> Any:
-        kept[0], metrics = step(kept[0], given)  # a step consumes its state
-        return metrics
-
-    seconds = median_times({"train": train, "infer": lambda: infer(variables, inputs)}, repeats=10)
-    rows = jax.tree.leaves(inputs)[0].shape[0]
-    return {"training_step_ms": 1e3 * seconds["train"], "inference_rows_per_second": rows / seconds["infer"]}
 
 
 def _measured(evaluators: Mapping[str, Evaluator], variables: Any, arch: Arch | None = None) -> dict:

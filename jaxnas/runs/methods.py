@@ -118,11 +118,9 @@ class Perturbation:
 
     Attributes:
       tune_steps: of training after each decision; 0 for none.
-      renormalize: whether the weights that are left sum to one again where an option is taken out.
     """
 
     tune_steps: int = 0
-    renormalize: bool = False
 
     def __post_init__(self) -> None:
         check_counts(self, "tune_steps", least=0, group=_GROUP)
@@ -146,10 +144,7 @@ class Pruning(Perturbation):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.at_once and self.tune_steps:
-            raise ValueError(
-                f"{_GROUP}.tune_steps is {self.tune_steps}, and {_GROUP}.at_once has one round alone: set "
-                "one of them."
-            )
+            raise ValueError(f"{_GROUP}.tune_steps is {self.tune_steps}, expected 0 with {_GROUP}.at_once.")
 
     @property
     def name(self) -> str:
@@ -211,20 +206,10 @@ class Search:
         if self.ranked == 1:
             raise ValueError("search.ranked is 1, expected 0, or at least 2 architectures to compare.")
         if self.most is not None and self.most_share is not None:
-            raise ValueError(
-                f"search.most is {self.most} and search.most_share {self.most_share}: both are the upper "
-                "bound. Give one, and None for the other."
-            )
+            raise ValueError(f"search.most is {self.most}: give it or search.most_share, not both.")
 
     def bounds(self, reachable: Mapping[str, tuple]) -> dict[str, tuple[float | None, float | None]]:
-        """The bounds on costs that are asked for, {} for none.
-
-        Args:
-          reachable: (least, most) by cost.
-
-        Raises:
-          ValueError: the network has no cost of the name `budget`.
-        """
+        """The bounds on costs that are asked for, {} for none, by the (least, most) that each can reach."""
         bounded = (self.least, self.most, self.most_share) != (None, None, None)
         # A network may have other costs than the default's; where nothing is bounded, that does no harm.
         if self.budget not in reachable and (bounded or self.budget != Search.budget):

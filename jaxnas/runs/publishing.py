@@ -6,10 +6,10 @@ import os
 from typing import Any
 
 import jaxnas
-from jaxnas import files, report
+from jaxnas import files
 from jaxnas.artifacts import PREPROCESSING, exported_batch
 from jaxnas.hf.prunable import PrunableNetwork
-from jaxnas.report import findings
+from jaxnas.report import findings, page
 from jaxnas.tasks import Task
 
 SUBNET = "subnet"
@@ -18,22 +18,15 @@ SUBNET = "subnet"
 def publish(workdir: str | os.PathLike) -> None:
     """Makes the network of the headline that of `subnet/`, and writes the page of the run anew.
 
-    Once the found architecture was trained alone, in retrained/ of the workdir, that is the network with
-    these weights. Call it after `retrain`; the binary does.
-
-    Args:
-      workdir: of the search.
-
-    Raises:
-      FileNotFoundError: no search has ended here.
-      FileExistsError: subnet/ holds files of others.
+    Once the found architecture was trained alone, in retrained/ of the workdir of the search, that is the
+    network with these weights. Call it after `retrain`; the binary does.
     """
-    root, run = files.as_path(workdir), report.read_run(workdir)
+    root, run = files.as_path(workdir), findings.read_run(workdir)
     if (chosen := findings.retrained(run)) is not None:
         source = root / "retrained" / chosen.folder / SUBNET
         paths = sorted(path for path in source.iterdir() if not files.is_leftover(path))  # subnet.json last
-        files.replace_folder(root / SUBNET, {path.name: path.read_bytes() for path in paths})
-    report.write(root)
+        files.replace_folder(root / SUBNET, {path.name: path for path in paths})
+    page.write(root)
 
 
 def save(workdir: os.PathLike, task: Task, net: Any, variables: Any) -> int | None:

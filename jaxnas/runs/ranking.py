@@ -79,10 +79,7 @@ def rank(task: Task, net: nn.Module, variables: Any, lab: Lab, count: int) -> Ra
     Args:
       task, net, variables: the trained supernet.
       lab: of the run, with `alone`, how architectures are trained alone.
-      count: of architectures.
-
-    Raises:
-      ValueError: fewer than 2 architectures; a lab without `alone`.
+      count: of architectures, at least 2.
     """
     if count < 2:
         raise ValueError(f"rank: count is {count}, expected at least 2 architectures to compare.")

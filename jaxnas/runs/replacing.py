@@ -30,12 +30,9 @@ METRIC = Metric("kl", "nats", "min", lambda sums: sums["kl"] / sums["predictions
 class Imitation:
     """A task whose metric is KL(reference, network), the mean over predictions.
 
-    It needs no labels, and a change of a network shows in it long before it shows in an accuracy. What is not
-    defined here, such as data and inputs, is that of the task.
-
-    Attributes:
-      task: whose data and predictions they are.
-      net, variables, arch: the reference network; `arch` is None if it has only one architecture.
+    It needs no labels, and a change of a network shows in it long before it shows in an accuracy. The
+    reference is `net` with `variables` at `arch`, None if it has only one architecture. What is not defined
+    here, such as data and inputs, is that of `task`.
     """
 
     task: Task
@@ -90,12 +87,7 @@ _SHARES = (0.9, 0.8, 0.7, 0.6, 0.5)  # of the largest network's cost
 
 @dataclasses.dataclass(frozen=True)
 class Replacing:
-    """The replacements of a network, and how they are evaluated.
-
-    Attributes:
-      task: which compares a network with the largest one.
-      replaced: the architectures that differ from it in one place.
-    """
+    """The replacements of a network, and the task that compares them with the largest architecture."""
 
     task: Any
     replaced: Replacements

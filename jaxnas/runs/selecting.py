@@ -56,9 +56,7 @@ def select(
         (`lab.workers["trials"]`) those of a rung run at once.
 
     Raises:
-      TypeError: a method that evaluates architectures within a budget.
-      ValueError: `Argmax` without architecture parameters; draws that all miss the target, or whose scores
-        are all no numbers.
+      ValueError: draws that all miss the target, or whose scores are all no numbers.
     """
     check_complete(lab.workdir, settings)
     space, seed, trials = net.space, lab.seed, lab.workers.get("trials")
@@ -116,9 +114,7 @@ def select(
         else:
             usable = np.isfinite(supernet)
             if not usable.any():
-                raise ValueError(
-                    f"sampling: none of the {len(supernet)} scores is a number; look at the evaluation."
-                )
+                raise ValueError(f"sampling: none of {len(supernet)} scores is a number.")
             arch = _row(drawn.archs, int(np.argmax(np.where(usable, supernet, -np.inf))))
         metric = task.metrics[0]
         found["candidates"] = tuple(
@@ -172,7 +168,7 @@ def _without_options(
             shown.update(done)
         return np.concatenate(measured)
 
-    options: dict[str, Any] = {"tune": tuner and tune, "renormalize": method.renormalize}
+    options: dict[str, Any] = {"tune": tuner and tune}
     with Progress(_evaluations(space, method), label=f"{method.name}, evaluation") as shown:
         if isinstance(method, Pruning):
             arch, found = pruning(space, weights, scores, at_once=method.at_once, **options)
@@ -222,8 +218,8 @@ def race(
 ) -> tuple[Arch, list[tuple[float, ...]]]:
     """The winner of successive halving among candidates, and the scores of each, rung by rung.
 
-    On workers (`calls`) the trials of a rung begin together. They are told one by one and in order as they
-    are here, so that the history is the same. `kept` are the arguments of `search.run` on its history.
+    On workers (`calls`) the trials of a rung begin together, and are told one by one and in order as they are
+    here, so that the history is the same. `kept` are the arguments of `search.run` on its history.
     """
     codes, count = np.asarray(space.encode(drawn.archs)), len(method.steps)
     racing = search.SuccessiveHalving(

@@ -72,13 +72,7 @@ class SpaceEvolution:
 
 @dataclasses.dataclass(frozen=True)
 class Spaces:
-    """How far an evolution has come.
-
-    Attributes:
-      spaces: all of them, in order, the last one last.
-      sampled: those that were measured, in order.
-      config: the settings that they follow from.
-    """
+    """The spaces of an evolution so far, those that were measured, and the settings that they follow from."""
 
     spaces: tuple[Space, ...]
     sampled: tuple[SampledSpaceOf, ...] = ()
@@ -133,7 +127,6 @@ def evolve(
 
     Raises:
       Stopped: a signal stopped a training, which is saved; see `fit`.
-      ValueError: settings that the space cannot have, or a workdir of other ones.
     """
     root = lab.root
     decided = {"evolution": to_dict(settings), "space": net.space.to_json(), "seed": lab.seed}
@@ -142,10 +135,7 @@ def evolve(
         _check(task, net, settings, lab.seed)
         known = Spaces((net.space,), config=decided)
     elif known.config != decided:
-        raise ValueError(
-            f"{root / NAME} is of another first space, other settings of the evolution or another seed; take "
-            "another workdir, or delete this one to begin anew."
-        )
+        raise ValueError(f"{root / NAME} is of another first space, settings or seed; take another workdir.")
     short = training.shortened(settings.steps)
     for turn in range(len(known.spaces) - 1, settings.turns):
         name, net = _name(turn), net.clone(space=known.space)
@@ -174,18 +164,13 @@ def _name(turn: int) -> str:
 def _check(task: Task, net: Any, settings: SpaceEvolution, seed: int) -> None:
     """Refuses settings that a space cannot have, before anything is trained."""
     if settings.sample < LEAST_SAMPLE:
-        raise ValueError(
-            f"evolution.sample is {settings.sample}, expected at least {LEAST_SAMPLE} architectures."
-        )
+        raise ValueError(f"evolution.sample is {settings.sample}, expected at least {LEAST_SAMPLE}.")
     costs = cost(net, task.inputs)
     check_cost("evolution.budget", settings.budget, costs(net.space.smallest()))
     for what, names in (("fixed", settings.fixed), ("rules", settings.rules)):
         for name in names:
             if name not in net.space:
-                raise ValueError(
-                    f"evolution.{what} has {name!r}, which is no choice{nearest(name, net.space)} The space "
-                    f"has {', '.join(net.space)}."
-                )
+                raise ValueError(f"evolution.{what}: {name!r} is no choice{nearest(name, net.space) or '.'}")
     for name, rule in settings.rules.items():
         options: Any = net.space[name].options
         shift_options(name, options, 0, rule)
@@ -233,7 +218,6 @@ def _draw(net: Any, costs: Cost, settings: SpaceEvolution, seed: int, turn: int)
             drawn: Arch = space.decode(found[: settings.sample])
             return drawn
     raise ValueError(
-        f"Of {_DRAWS * settings.sample:,} random architectures of space {_name(turn)} only {len(found)} have "
-        f"at most {settings.most:,g} {settings.budget}, and evolution.sample is {settings.sample}. Raise "
-        "evolution.most, or make evolution.sample smaller."
+        f"evolution.sample is {settings.sample}, and of {_DRAWS * settings.sample:,} random architectures "
+        f"only {len(found)} cost at most {settings.most:,g} {settings.budget}: raise evolution.most."
     )

@@ -18,17 +18,17 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax.sharding import Mesh
 
 from jaxnas import executors
 from jaxnas.checks import check_counts
-from jaxnas.choice import nearest
 from jaxnas.processes import on_host
 from jaxnas.recipes.hard import Fixed
 from jaxnas.recipes.recipe import TrainState
 from jaxnas.space import Arch, Space
 from jaxnas.subnet import init
-from jaxnas.tasks import Metric, Task
+from jaxnas.tasks import Task
 from jaxnas.tasks.task import check_role
 from jaxnas.training.evaluate import is_batch, make_evaluator
 from jaxnas.training.keys import stream
@@ -126,8 +126,6 @@ def train_seeds(
         all devices.
 
     Raises:
-      ValueError: no seeds or one twice, an unknown metric, a role that the data do not have or that decides
-        nothing, an architecture that is missing, or a network that does not take the task's batches.
       DivergedError: a seed whose metric was never finite.
     """
     several = arch is not None and is_batch(net.space, arch)
@@ -152,10 +150,7 @@ def train_seeds(
     )
     lost = [seed for seed, step in zip(seeds, best_steps, strict=True) if step == 0]
     if lost:
-        raise DivergedError(
-            f"train_seeds: the metric on {stopping.role!r} was never finite with the seeds {lost}. Choose a "
-            "smaller learning rate, or clip gradients."
-        )
+        raise DivergedError(f"train_seeds: {stopping.role!r} was never finite with the seeds {lost}.")
     return Seeds(variables, best_steps, max(one.steps for one in groups), metrics)
 
 
@@ -243,8 +238,7 @@ def make_tuner(
     """A function that trains a supernet on under a soft architecture, as between the decisions of DARTS-PT.
 
     Each call begins the learning rate of `training` anew; `state`, the last one of the supernet's training,
-    is left as it is. `tune(arch)` gives the variables to evaluate with after the steps of all calls so far,
-    or raises `DivergedError` where they are not finite.
+    is left as it is. `tune(arch)` gives the variables to evaluate with after the steps of all calls so far.
     """
     even = jax.tree.map(jax.nn.softmax, net.space.logits())
     start, step, batch = prepare(
@@ -261,10 +255,7 @@ def make_tuner(
         for number in range(training.steps):
             own, metrics = step(own, batch(calls * training.steps + number))
         if not metrics["finite"]:
-            raise DivergedError(
-                f"The training between decisions, {training.steps} steps each, is not finite after "
-                f"{calls + 1} of them. Choose a smaller learning rate, or clip gradients."
-            )
+            raise DivergedError(f"The training after decision {calls + 1} is not finite; lower its rate.")
         last, calls = own, calls + 1
         return last.evaluated()
 
@@ -283,7 +274,10 @@ def _trainer(
         one = Mesh(np.asarray(jax.local_devices()[:1]).reshape(1, 1), ("data", "model"))
         setup = dataclasses.replace(setup, mesh=one)
     task, net, training, variables = setup.task, setup.net, setup.training, setup.options.variables
-    metric, patience = _metric(task, stopping.metric), stopping.patience
+    known, patience = {metric.name: metric for metric in task.metrics}, stopping.patience
+    if stopping.metric not in (None, *known):
+        raise ValueError(f"train_seeds: there is no metric {stopping.metric!r}; expected {', '.join(known)}.")
+    metric = known[stopping.metric or task.metrics[0].name]
     check_role(task.name, stopping.role, ("validation", "search"), "choosing where a training is best")
     limits = {stopping.role: stopping.limit, **({"test": None} if test else {})}
     evaluators = {
@@ -304,7 +298,7 @@ def _trainer(
         # Without a finite loss, an accuracy is that of the first class.
         sound = jnp.all(jnp.isfinite(jnp.stack(list(values.values()))))
         better = (score > best.score) & best.running(done, patience) & sound
-        return jax.tree.map(lambda new, old: jnp.where(better, new, old), _Best(variables, score, done), best)
+        return optax.tree.where(better, _Best(variables, score, done), best)
 
     own = 0 if several else None
     if at_once:
@@ -349,13 +343,3 @@ def _trainer(
         return Seeds(result[0], result[1], done, result[2])
 
     return train
-
-
-def _metric(task: Task, name: str | None) -> Metric:
-    known = {metric.name: metric for metric in task.metrics}
-    if name is not None and name not in known:
-        raise ValueError(
-            f"train_seeds: {task.name} has no metric {name!r}{nearest(name, known)} There are "
-            f"{', '.join(known)}."
-        )
-    return task.metrics[0] if name is None else known[name]

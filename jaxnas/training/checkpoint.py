@@ -61,14 +61,10 @@ class _Damaged(Exception):
 
 
 class Checkpointer:
-    """The checkpoints of one run, in one directory.
+    """The checkpoints of one run in a directory, also a remote one, such as gs://bucket/run.
 
-    A state is any pytree of JAX arrays (sharded, typed keys), NumPy arrays and Python numbers.
-
-    Args:
-      directory: of the checkpoints; also remote, such as gs://bucket/run.
-      max_to_keep: how many of the latest steps stay, beside that of the best score. With at least 2 there is
-        one to fall back to.
+    A state is any pytree of JAX arrays (sharded, typed keys), NumPy arrays and Python numbers. The latest
+    `max_to_keep` steps stay beside that of the best score; with at least 2 there is one to fall back to.
     """
 
     def __init__(self, directory: files.Path, max_to_keep: int = 3) -> None:
@@ -91,7 +87,7 @@ class Checkpointer:
     def save(
         self, step: int, state: Any, metadata: Mapping[str, Any], finite: Any = (), score: float | None = None
     ) -> bool:
-        """Begins to save a step, and deletes the oldest beyond `max_to_keep`, but for the best.
+        """Begins to save a step, and returns whether it was not saved before; deletes what is not kept.
 
         The state may be changed or donated when this returns; the files are written in the background.
 
@@ -101,9 +97,6 @@ class Checkpointer:
           metadata: a dict that JSON can hold.
           finite: the part of the state that must be finite, or NotFinite is raised.
           score: of the state, higher is better; None if it was not measured.
-
-        Returns:
-          Whether the step is written; False if it was saved before.
         """
         steps = self.steps()
         if step in steps:
@@ -129,10 +122,9 @@ class Checkpointer:
     def restore(
         self, example: Any, differ: Callable[[Mapping[str, Any]], list[str]] | None = None, best: bool = False
     ) -> tuple[int, Any, dict[str, Any]] | None:
-        """Restores the latest step that is whole, or that of the best score.
+        """The latest step that is whole, or that of the best score, its state and metadata; None for none.
 
-        Damaged steps that come before it, in the order of steps or of scores, are renamed `corrupt-<step>`,
-        and a warning says why.
+        Damaged steps that come before it are renamed `corrupt-<step>`, and a warning says why.
 
         Args:
           example: a state of the same structure, shapes and types, of arrays or `jax.ShapeDtypeStruct`; its
@@ -140,10 +132,9 @@ class Checkpointer:
           differ: from the metadata of a step to lines as of `files.diff`, of what is different now.
           best: take the step of the best score.
 
-        Returns:
-          The step, the state and the metadata; None if there is no checkpoint. What differs raises
-          ConfigMismatch; other leaves, damage of all (nothing is renamed) and a best one that is not known
-          raise CheckpointError.
+        Raises:
+          ConfigMismatch: something differs.
+          CheckpointError: other leaves, damage of all (nothing is renamed), a best one that is not known.
         """
         damaged: dict[int, str] = {}
         steps = self.steps()
@@ -168,13 +159,10 @@ class Checkpointer:
         if not damaged:
             return None
         reasons = "\n".join(f"  checkpoint {step}: {why}" for step, why in damaged.items())
-        which, advice = ("", "move the directory away to start again from step 0")
+        what, advice = f"no checkpoint in {self.directory}", "move the directory away"
         if best:
-            which, advice = (" with a score", "take the latest, which may be whole")
-        raise CheckpointError(
-            f"no checkpoint{which} in {self.directory} is whole:\n{reasons}\n"
-            f"Bring the files back, or {advice}."
-        )
+            what, advice = f"no checkpoint with a score in {self.directory}", "take the latest"
+        raise CheckpointError(f"{what} is whole: bring the files back, or {advice}.\n{reasons}")
 
     def standing(self) -> tuple[int, dict[str, Any]] | None:
         """The last step whose record is whole, and its metadata; None if there is none."""
@@ -223,8 +211,9 @@ class Checkpointer:
     def _read_record(self, step: int) -> dict[str, Any]:
         """The JSON of a step, or raises _Damaged."""
         with _errors_as_damage():
-            args = ocp.args.Composite(record=ocp.args.JsonRestore())
-            sealed = self._orbax.restore(step, args=args)["record"]
+            sealed = self._orbax.restore(step, args=ocp.args.Composite(record=ocp.args.JsonRestore()))[
+                "record"
+            ]
             record = sealed["record"]
             if sealed["sha256"] != _digest_json(record):
                 raise _Damaged("the content of its record has changed")
@@ -428,16 +417,13 @@ def _digest_json(value: Any) -> str:
 
 
 @jax.jit
-def _all_finite(leaves: list[jax.Array]) -> list[jax.Array]:
-    return [jnp.isfinite(leaf).all() for leaf in leaves]
+def _all_finite(leaves: dict[str, Any]) -> dict[str, jax.Array]:
+    return {name: jnp.isfinite(leaf).all() for name, leaf in leaves.items()}
 
 
 def _not_finite(tree: Any) -> str:
-    """The name of the first leaf with a NaN or an infinity, or ""."""
-    leaves = {
-        name: leaf
-        for name, leaf in _leaves(tree).items()
-        if jnp.issubdtype(jnp.result_type(leaf), jnp.inexact)
+    """The name of a leaf with a NaN or an infinity, or ""."""
+    floats = {
+        x: leaf for x, leaf in _leaves(tree).items() if jnp.issubdtype(jnp.result_type(leaf), jnp.inexact)
     }
-    finite = jax.device_get(_all_finite(list(leaves.values())))
-    return next((name for name, good in zip(leaves, finite, strict=True) if not good), "")
+    return next((name for name, good in jax.device_get(_all_finite(floats)).items() if not good), "")

@@ -84,8 +84,8 @@ def compared_with(
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Names what differs between two records, as `files.diff` does, in the fields that both have.
 
-    Other versions of JAX and other backends trace another program of the same code, which is then not
-    compared. Other settings change the program too; it is named only where nothing else differs.
+    Other versions of JAX and other backends trace another program of the same code, which is not compared.
+    Other settings change the program too; it is named only where nothing else differs.
     """
     shared = {name: value for name, value in now.items() if name in before}
     lines = files.diff({name: before[name] for name in shared}, shared)

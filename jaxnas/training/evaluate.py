@@ -39,16 +39,10 @@ Metrics = dict[str, Any]
 class Evaluator:
     """From variables and architectures to the task's metrics on one role of the data.
 
-    Attributes:
-      task: whose metrics they are.
-      role: of the data.
-      mesh: of the devices.
-      one, many: compiled functions of (variables, arch, batches), for one architecture and for a batch; the
-        first also gives standard errors.
-      divided, whole: the role's batches for `one`, whose rows devices share, and for `many`.
-      deal: from a batch of architectures to their rows in the order in which devices take them; some may
-        be repeated.
-      net: the network, as it is evaluated.
+    `one` and `many` are compiled functions of (variables, arch, batches), for one architecture and for a
+    batch; the first also gives standard errors. `divided` are the role's batches for `one`, whose rows
+    devices share, and `whole` those for `many`. `deal` gives the rows of some architectures in the order
+    in which devices take them; some may be repeated.
     """
 
     task: Task
@@ -140,10 +134,6 @@ def make_evaluator(
       batch_size: rows at a time; None for the task's choice. Where devices share the rows it is rounded up.
       limit: batches at most; None for all of the role.
       calibration: training batches that batch statistics are made from.
-
-    Raises:
-      TypeError: no task, or no network.
-      ValueError: a role that the data do not have, or that is not for evaluations.
     """
     if limit is not None and limit < 1:
         raise ValueError(f"make_evaluator: limit is {limit}, expected at least 1 batch, or None for all.")
@@ -263,10 +253,7 @@ def _calibrating(task: Task, net: nn.Module, rows: int, count: int) -> Any:
     inputs = [task.preprocess(train.at(number)) for number in range(count)]
     shapes = {tuple(x.shape for x in jax.tree.leaves(batch)) for batch in inputs}
     if len(shapes) > 1:
-        raise ValueError(
-            f"{type(net).__name__} has batch statistics, which are made from training batches of one shape; "
-            f"those of {task.name} have {len(shapes)} different ones. Leave out the task's `lengths`."
-        )
+        raise ValueError(f"Batch statistics need training batches of one shape; {task.name} has `lengths`.")
     return jax.tree.map(lambda *x: np.stack(x), *inputs)
 
 

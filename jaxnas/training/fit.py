@@ -46,13 +46,11 @@ _SHOWN = ("loss", "accuracy", "temperature", "confidence")
 
 @dataclasses.dataclass(frozen=True)
 class Trained:
-    """The result of `fit`.
+    """The result of `fit`: the last state, and whether the training came to its end.
 
-    Attributes:
-      state: the last one.
-      complete: whether the training came to its end; else `restore` found it stopped, or `Stopped` has it.
-      times: seconds in all ("seconds"), steps made then per second ("steps_per_second"), and the shares
-        of "input", "step", "evaluation" and "checkpoint"; not reproducible.
+    Where it did not, `restore` found it stopped, or `Stopped` has it. Times are seconds in all ("seconds"),
+    steps made then per second ("steps_per_second"), and the shares of "input", "step", "evaluation" and
+    "checkpoint"; not reproducible.
     """
 
     state: TrainState
@@ -100,11 +98,8 @@ def fit(
 
     Raises:
       Stopped: Ctrl-C (it is a KeyboardInterrupt) or SIGTERM (a SystemExit), after the state has been saved.
-      TypeError: an argument of another kind, as a class in place of an instance, or a data set in place of a
-        task; a network that does not keep the contract.
-      ValueError: a network that does not take the task's batches or fails `jaxnas.testing.check_network`
-        (called once, when a training begins), variables of another network, a batch that the devices cannot
-        share, or records in the workdir that were changed.
+      ValueError: a network that does not fit the task, or fails `jaxnas.testing.check_network` (called once,
+        when a training begins), or records in the workdir that were changed.
       ConfigMismatch: a checkpoint of another training; the message names the fields that differ.
       DivergedError: a loss or gradient that is not finite, or a loss far above its course; the message
         names the last good checkpoint, and later ones are removed.
@@ -217,7 +212,6 @@ def restore(
     Raises:
       ConfigMismatch: a checkpoint of another training than these arguments are of.
       CheckpointError: the best is asked for, and no saved state was measured.
-      ValueError: the records of a complete training were changed.
     """
     folder = files.as_path(workdir) / CHECKPOINTS
     if not folder.is_dir():  # asking must not create it

@@ -9,26 +9,11 @@ import numpy as np
 
 from jaxnas.choice import nearest
 
-_NUMBERS = {
-    "training_init": 0,
-    "training": 1,
-    "monitor": 2,
-    "evolution": 3,
-    "random": 4,
-    "selection": 5,
-    "exploration": 6,
-    "retraining_init": 7,
-    "retraining": 8,
-    "trials_init": 9,
-    "trials": 10,
-    "patterns": 11,
-    "seeds": 12,
-    "tuning_init": 13,
-    "tuning": 14,
-    "ranking": 15,
-    "ranking_interval": 16,
-    "spaces": 17,
-}
+# The number of a stream is its place, so a new one comes last.
+_STREAMS = (
+    "training_init training monitor evolution random selection exploration retraining_init retraining "
+    "trials_init trials patterns seeds tuning_init tuning ranking ranking_interval spaces"
+).split()
 
 
 def check_seed(seed: Any) -> None:
@@ -41,6 +26,6 @@ def check_seed(seed: Any) -> None:
 def stream(seed: int, name: str) -> jax.Array:
     """The typed key of one use of randomness, as "evolution", by the seed of a run."""
     check_seed(seed)
-    if name not in _NUMBERS:
-        raise ValueError(f"{name!r} is no use of randomness{nearest(name, _NUMBERS) or '.'}")
-    return jax.random.fold_in(jax.random.key(seed), _NUMBERS[name])
+    if name not in _STREAMS:
+        raise ValueError(f"{name!r} is no use of randomness{nearest(name, _STREAMS) or '.'}")
+    return jax.random.fold_in(jax.random.key(seed), _STREAMS.index(name))

@@ -33,10 +33,6 @@ def make_mesh(devices: int | None = None, model: int = 1) -> Mesh:
     Args:
       devices: how many, the first ones; None for all, of all processes.
       model: how many of them share each parameter; the default is that each has all.
-
-    Raises:
-      ValueError: fewer than 1 device, more than there are, fewer than all with several processes, or a number
-        that `model` does not divide.
     """
     found = jax.devices()
     count = len(found) if devices is None else devices
@@ -81,10 +77,7 @@ def shard_batch(batch: Any, mesh: Mesh) -> Any:
     def put(x: Any) -> jax.Array:
         size = x.shape[0] * jax.process_count()
         if size % mesh.size:
-            raise ValueError(
-                f"A batch of {size} does not divide by the mesh's {mesh.size} devices; "
-                "choose a multiple, or fewer devices."
-            )
+            raise ValueError(f"A batch of {size} does not divide by {mesh.size} devices.")
         return jax.make_array_from_process_local_data(rows_of(mesh), np.asarray(x))
 
     return jax.tree.map(put, batch)

@@ -19,10 +19,9 @@ from jax.experimental import multihost_utils
 
 
 class Stopped(BaseException):
-    """A signal stopped a training: Ctrl-C raises it as a KeyboardInterrupt, SIGTERM as a SystemExit of 143.
+    """A signal stopped a training, whose result so far is `trained`.
 
-    Attributes:
-      trained: the result so far.
+    Ctrl-C raises it as a KeyboardInterrupt, SIGTERM as a SystemExit of 143.
     """
 
     def __init__(self, message: str, trained: Any) -> None:

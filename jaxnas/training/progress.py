@@ -25,14 +25,8 @@ class Progress:
 
     Until the first update it shows how long that has taken: compiling may take minutes. Of several processes
     the first one shows it. The rate is that of the last steps shown, without the first step, which compiles.
-
-    Args:
-      total: the last step.
-      start: the step that is already done, for a resumed run.
-      label: in front of the count.
-      stream: where to write; standard error by default.
-      every: least seconds between two lines; 0.1 on a terminal, else 10.
-      clock: seconds, for tests.
+    A resumed run has `start` steps done. There are `every` seconds between two lines, by default 0.1 on a
+    terminal and 10 elsewhere.
     """
 
     def __init__(
@@ -48,9 +42,8 @@ class Progress:
         self._stream = sys.stderr if stream is None else stream
         self._terminal = self._stream.isatty()
         # Seconds between two lines, and before the first says that something compiles.
-        self._every, self._patience = (0.1, 1.0) if self._terminal else (10.0, 10.0)
-        if every is not None:
-            self._every = self._patience = every
+        usual = (0.1, 1.0) if self._terminal else (10.0, 10.0)
+        self._every, self._patience = usual if every is None else (every, every)
         self._marks: collections.deque[tuple[float, int]] = collections.deque(maxlen=20)  # shown
         self._width, self._shown = 0, is_first()
         self._metrics: Mapping[str, float] = {}
@@ -147,14 +140,10 @@ class Clock:
         return {"seconds": total, **{f"{name}_share": seconds / total for name, seconds in since.items()}}
 
     def shares(self, rest: str | None = None, **done: int) -> dict[str, float]:
-        """The content of times.json.
+        """The content of times.json: "seconds", "<name>_per_second" of each count, the share of each part.
 
-        Args:
-          rest: the name of the part that all other time belongs to; None where that has no name.
-          **done: counts by their name in the plural, as in `shares(steps=300)`.
-
-        Returns:
-          "seconds" in all, "<name>_per_second" of each count, and the share of each part.
+        All other time belongs to a part named `rest`, None where it has no name. Counts have their name
+        in the plural, as in `shares(steps=300)`.
         """
         total = time.perf_counter() - self._begun
         shares = {name: seconds / total for name, seconds in self.seconds.items()}

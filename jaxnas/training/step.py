@@ -77,16 +77,8 @@ class Options:
         check_counts(self, "together", none=True)
         object.__setattr__(self, "log", trackers.as_log(self.log))
         given = self.optimizer
-        if given is not None and not (
-            isinstance(given, tuple)
-            and len(given) == 2
-            and isinstance(given[0], optax.GradientTransformation)
-            and callable(given[1])
-        ):
-            raise TypeError(
-                f"Options: optimizer is {given!r:.200}, expected a transformation and its learning rate by "
-                "step, as (optax.sgd(rate), rate) with rate = optax.constant_schedule(0.1)."
-            )
+        if given and not (isinstance(given[0], optax.GradientTransformation) and callable(given[1])):
+            raise TypeError(f"Options: optimizer is {given!r:.99}, expected (transformation, rate by step).")
         if isinstance(self.may_differ, str):
             raise TypeError(f"Options: may_differ is {self.may_differ!r}, expected a tuple of names.")
 
@@ -112,12 +104,8 @@ class Setup:
         if (batch_size := self.training.batch_size) is None:
             rows = min(128, *(self.task.rows(role) for role in self.recipe.roles))
             batch_size = max(rows - rows % devices, 1)
-        if rest := batch_size % devices:
-            near = [size for size in (batch_size - rest, batch_size - rest + devices) if size]
-            raise ValueError(
-                f"training.batch_size is {batch_size}, which {devices} devices cannot share: choose "
-                f"{' or '.join(map(str, near))}, or fewer devices."
-            )
+        if batch_size % devices:
+            raise ValueError(f"training.batch_size is {batch_size}, which {devices} devices cannot share.")
         return batch_size
 
 
@@ -284,9 +272,7 @@ def step_of(setup: Setup, where: Any = None) -> Step:
         params, opt_state = update(transformation, gradients, state.opt_state, state.params, active)
         finite, skipped, carry = jnp.isfinite(found.loss + optax.tree.norm(gradients)), {}, found.carry
         if isinstance(opt_state, optax.ApplyIfFiniteState):
-            carry = jax.tree.map(
-                lambda new, old: jnp.where(opt_state.last_finite, new, old), carry, state.carry
-            )
+            carry = optax.tree.where(opt_state.last_finite, carry, state.carry)
             skipped = {"skipped": opt_state.total_notfinite.astype(jnp.float32)}
             finite = optax.tree.norm(params) < jnp.inf  # Too many in a row: the last one was not skipped.
         average = state.average
@@ -357,8 +343,7 @@ def update(
     """New parameters and optimizer state; inactive weights and their moments stay bit for bit unchanged.
 
     Weight decay and momentum would otherwise move the layers and channels that were not sampled, too.
-    `active` is a tree as `params` of bool arrays that broadcast to them, or None to update everything, as
-    AutoFormer's code does.
+    `active` is a tree as `params` of bool arrays that broadcast to them; None updates everything.
     """
     updates, new_state = standard(optimizer.update)(grads, opt_state, params)
     if active is None:
@@ -402,11 +387,10 @@ def sort_channels(net: nn.Module, inputs: Any, state: TrainState) -> TrainState:
 
 
 def several(step: Step) -> Callable[[TrainState, tuple[Any, ...]], Any]:
-    """A step for each of a tuple of batches in one compiled call, which takes less time between steps.
+    """A step for each of a tuple of batches of one shape in one compiled call, which donates the state.
 
-    It gives the state and the metrics of the last step, but for "finite", "archs" and "losses", which are
-    those of each step. The state is donated. Batches of different shapes, as texts of different `lengths`,
-    raise a ValueError.
+    It takes less time between steps, and gives the state and the metrics of the last step, but for "finite",
+    "archs" and "losses", which are those of each step.
     """
 
     @functools.partial(jax.jit, static_argnums=3, donate_argnums=0)
@@ -424,11 +408,7 @@ def several(step: Step) -> Callable[[TrainState, tuple[Any, ...]], Any]:
     def call(state: Any, batches: tuple[Any, ...]) -> Any:
         shapes = {tuple(x.shape for x in jax.tree.leaves(batch)) for batch in batches}
         if len(shapes) > 1:
-            raise ValueError(
-                f"{len(batches)} steps are one call (training.steps_per_call), and their batches have "
-                f"{len(shapes)} different shapes: set training.steps_per_call=1, or leave out the task's "
-                "`lengths`."
-            )
+            raise ValueError("training.steps_per_call needs batches of one shape: leave out `lengths`.")
         tree, flat = jax.tree.structure(batches[0]), [jax.tree.leaves(batch) for batch in batches]
         # An array that is in every batch, as a graph may be, is not stacked.
         shared = {i: x for i, x in enumerate(flat[0]) if all(leaves[i] is x for leaves in flat)}

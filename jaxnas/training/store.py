@@ -8,7 +8,6 @@ import json
 import logging
 import math
 import operator
-import os
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -39,15 +38,9 @@ class Course:
     """Running statistics of a loss, which detect divergence while values are still finite.
 
     A loss is bad above 10 times its best smoothed value, twice the first one, and 10: less may be a hard
-    batch, or the beginning of fine-tuning. Three bad steps in a row make the smoothed loss bad.
-
-    Attributes:
-      first: loss; None before the first step.
-      smoothed: exponential average, in which a loss counts as at most 4 times the limit.
-      best: least smoothed loss so far.
-      since: the step, from 1, from which all losses were suspicious, above twice the first one and 3 times
-        the best smoothed one; 0 if the last one was not. If the training diverges, it did so here.
-      last: loss.
+    batch, or the beginning of fine-tuning. Three bad steps in a row make the smoothed loss bad, in which a
+    loss counts as at most 4 times the limit. A training that diverges did so at step `since`, from 1, from
+    which all losses were suspicious: above twice the first one and 3 times the best smoothed one.
     """
 
     first: float | None = None
@@ -89,27 +82,17 @@ class JsonlWriter:
 
     A run that was killed after its checkpoint at step k has lines beyond k, and perhaps half a line. With
     `resume=k` they are cut off; the resumed run writes them again, so the file ends byte for byte as if the
-    run had not been interrupted. Records must therefore not hold the time of day nor a rate.
-
-    Args:
-      path: the file; its directory exists.
-      resume: keep records whose step is at most this; None starts an empty file.
-      digest: of the previous writer at that step; None compares nothing.
-
-    Raises:
-      ValueError: a line before the last one is not a record, or lines were lost or changed; nothing is cut.
+    run had not been interrupted. Records must therefore not hold the time of day nor a rate. None begins an
+    empty file. Lines that were lost or changed since the writer that had this `digest` raise a ValueError.
     """
 
     def __init__(self, path: files.Path, resume: int | None = None, digest: str | None = None) -> None:
-        self.path = files.as_path(path)
-        self._last: int | None = None
-        kept = 0
+        self.path, self._last, kept = files.as_path(path), None, 0
         records = files.read_lines(self.path, ("step",)) if resume is not None else []
         for record in records:
-            if self._step(record) > (resume or 0):
+            if (step := self._step(record)) > (resume or 0):
                 break
-            self._last = record["step"]
-            kept += 1
+            self._last, kept = step, kept + 1
         if records and not kept:
             digest = None  # The file was deleted, and has none of the records that the digest is of.
         data = self.path.read_bytes() if self.path.exists() else b""
@@ -134,9 +117,7 @@ class JsonlWriter:
         step = record.get("step")
         if type(step) is not int or (self._last is not None and step < self._last):
             after = "" if self._last is None else f" not below {self._last}, the one before"
-            raise ValueError(
-                f"a record of {self.path} needs an integer 'step'{after}: got {step!r} in {record}"
-            )
+            raise ValueError(f"{self.path}: a record needs an integer 'step'{after}: got {record}")
         return step
 
 
@@ -149,10 +130,7 @@ def check_unchanged(path: files.Path, digest: str | None, written: bytes | None 
     if digest is None or not path.exists():
         return
     if files.digest(path.read_bytes() if written is None else written) != digest:
-        raise ValueError(
-            f"{path} is not what the training wrote up to its last checkpoint: lines were lost or changed. "
-            "Restore the file, or delete it to resume without those records."
-        )
+        raise ValueError(f"{path} was changed: restore it, or delete it to resume without its records.")
 
 
 def interrupted(workdir: files.Path) -> str:
@@ -178,18 +156,10 @@ class Store:
       workdir: the folder; None for no files.
       decided_by: the fingerprint of the training, see `deciding`, compared with that of a checkpoint.
       may_differ: names in it that may differ.
-
-    Attributes:
-      folder: of the training; None for no files.
-      begun: whether an earlier run has saved something here.
-      course: of the loss, up to the last step that was checked.
     """
 
     def __init__(
-        self,
-        workdir: str | os.PathLike | None,
-        decided_by: Mapping[str, Any],
-        may_differ: tuple[str, ...] = (),
+        self, workdir: files.Path | None, decided_by: Mapping[str, Any], may_differ: tuple[str, ...] = ()
     ) -> None:
         self.folder: pathlib.Path | None = None if workdir is None else files.as_path(workdir)
         self.begun, self.course = False, Course()
@@ -212,11 +182,7 @@ class Store:
     def restore(self, state: TrainState) -> tuple[TrainState, int, bool]:
         """The last saved state, or the given first one; its step, and whether the training is complete.
 
-        Records beyond that step are cut off, since they are written again.
-
-        Raises:
-          ConfigMismatch: a checkpoint of another training.
-          ValueError: records that were changed.
+        Records beyond that step are cut off, since they are written again. See `Checkpointer.restore`.
         """
         if self.folder is None:
             return state, 0, False
@@ -287,10 +253,8 @@ class Store:
         which = f" It trained {json.dumps(files.plain(trained[0]))}." if len(trained) == 1 else ""
         what = f"The loss or a gradient of step {step} is not finite."
         if course.bad:
-            what = (
-                f"The training diverged at step {step}: the loss is {course.last:.3g}, and was "
-                f"{course.best:.3g} at its best."
-            )
+            figures = f"the loss is {course.last:.3g}, and was {course.best:.3g} at its best."
+            what = f"The training diverged at step {step}: {figures}"
         kept = (
             "There is no checkpoint before it" if good is None else f"Checkpoint {good} is good and is kept"
         )

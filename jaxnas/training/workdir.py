@@ -25,18 +25,12 @@ class WorkdirError(RuntimeError):
 
 @contextlib.contextmanager
 def open_workdir(path: str | os.PathLike) -> Iterator[pathlib.Path]:
-    """Creates a workdir and holds it for this run until the context ends.
+    """Creates a workdir, also gs://bucket/folder, and holds it for this run until the context ends.
 
     On a disk the kernel drops the lock when its process ends; the file `.lock` stays and only names the last
     holder. In an object store the lock is an object that the run creates and removes. A run that was killed
     leaves it: the next run on that machine takes it over, and one elsewhere names the object to remove. Of
     several processes that are one run, the first holds the lock.
-
-    Args:
-      path: the directory, or gs://bucket/folder; parents are created.
-
-    Yields:
-      The absolute path of the directory.
 
     Raises:
       WorkdirError: not writable, or in use by another run.
@@ -64,16 +58,10 @@ def _held(workdir: pathlib.Path) -> Iterator[None]:
                 held.callback(os.close, lock)
                 _lock(lock)
         except BlockingIOError as error:
-            raise WorkdirError(
-                f"the workdir {workdir} is in use by another run ({error}). "
-                "Wait for that run, stop it, or choose another directory."
-            ) from error
+            raise WorkdirError(f"{workdir} is in use by another run ({error}): wait.") from error
         except OSError as error:
             why = f"{error.strerror} ({error.filename or workdir})" if error.strerror else str(error)
-            raise WorkdirError(
-                f"cannot write to the workdir {workdir}, or lock it: {why}. Choose a directory that you may "
-                "write to, on a file system that supports flock."
-            ) from error
+            raise WorkdirError(f"cannot write to the workdir {workdir}, or flock it: {why}.") from error
         yield
 
 

@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import json
 import pathlib
-import types
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -13,13 +12,12 @@ import pytest
 import refusals
 from small_tasks import perceptron, task_of
 
-import jaxnas
 from jaxnas import Space, runs, spaces
 from jaxnas.experiments import config as config_lib
 from jaxnas.experiments import session as session_lib
 from jaxnas.experiments.config import Config, ConfigError
 from jaxnas.experiments.configs import CONFIGS
-from jaxnas.recipes import Fixed, Relaxed, Uniform
+from jaxnas.recipes import Fixed, Uniform
 from jaxnas.report import result
 from jaxnas.runs.searching import Found
 from jaxnas.tasks import Images
@@ -85,7 +83,7 @@ def test_later_assignments_win_and_the_original_stays():
     assert config_lib.override(DIGITS, ["seed=1", "training.steps=2000", "seed=4"]).seed == 4
     assert config_lib.to_dict(DIGITS) == before
     # Checked when all are there: neither of these is possible without the other.
-    config_lib.override(GUMBEL, ["recipe.start=5000", "training.steps=6000"])
+    config_lib.override(DIGITS, ["training.warmup_steps=1500", "training.steps=2000"])
 
 
 def test_a_wrong_assignment_says_what_was_expected():
@@ -116,7 +114,6 @@ def test_a_wrong_assignment_says_what_was_expected():
         case(DIGITS, "network.space=par(6)", "ViT"),
         case(DIGITS, 'network.space=autoformer("big")', "'tiny'", "'big'"),
         case(GUMBEL, "recipe.order=jiont", "'joint'"),
-        case(GUMBEL, "recipe.start=5000", "recipe.start is 5000", "training.steps 1200"),
         case(GUMBEL, "recipe.cost=none", "cost"),
     )
 
@@ -159,24 +156,12 @@ def test_a_config_needs_a_network_with_a_space_a_search_that_begins_and_a_known_
     assert isinstance(own.recipe, Uniform) and own.alone == own.training
     assert Config(network=perceptron(), retraining=Training(steps=9), **common).alone.steps == 9
     assert config_lib.find(CONFIGS, "autoformer_digits") is DIGITS
-    late = Relaxed(start=3)
     refusals.check(
         (lambda: Config(network=nn.Dense(3), **common), ConfigError, "'mine'", "Dense", "`space`"),
-        (lambda: Config(network=perceptron(), recipe=late, **common), ConfigError, "recipe.start is 3"),
         (lambda: config_lib.find(CONFIGS, "autoformer_digit"), ConfigError, "'autoformer_digits'"),
         (lambda: config_lib.find(CONFIGS, "mnistt"), ConfigError, "'mnistt'", "fashion_mnist"),
         (lambda: config_lib.find(CONFIGS, "zzz"), ConfigError, "'zzz'"),
     )
-
-
-def test_a_space_without_an_architecture_as_dear_as_the_found_one_says_so(tmp_path, monkeypatch):
-    task, net = task_of("images"), perceptron(1, (1, 4))
-    config = Config(name="mine", task=task, network=net, training=Training(steps=3))
-    session, costs = session_lib.Session(config, task, net, None), jaxnas.cost(net, task.inputs)
-    found = types.SimpleNamespace(found=types.SimpleNamespace(architecture={"hidden": [4]}))
-    monkeypatch.setattr(result, "read", lambda workdir: found)
-    asked = lambda: session.architecture("random:99", tmp_path, costs)  # noqa: E731
-    refusals.check((asked, ConfigError, "'random:99'", "macs", "the space has none"))
 
 
 # ---- Files of a user's own.

@@ -22,8 +22,8 @@ from small_nets import difference
 from jaxnas import files, processes
 from jaxnas.experiments import session
 from jaxnas.experiments.configs import CONFIGS
-from jaxnas.training import open_workdir
 from jaxnas.training.store import Store
+from jaxnas.training.workdir import open_workdir
 from tools.drill.contents import arrays
 
 ROOT = pathlib.Path(__file__).parents[2]

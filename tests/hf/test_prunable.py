@@ -15,9 +15,10 @@ from scipy import special
 from small_nets import difference
 
 import jaxnas
-from jaxnas import data, files, hf, report, runs, tasks
+from jaxnas import data, files, hf, runs, tasks
 from jaxnas.hf import prunable
 from jaxnas.recipes import Distillation
+from jaxnas.report import findings
 from jaxnas.report import result as results
 from jaxnas.runs.replacing import Imitation
 from jaxnas.search.random_search import Listed
@@ -126,7 +127,7 @@ def test_one_command_from_a_folder_to_a_folder(folder, text, tmp_path):
     # Each layer's attention without one or both of its key/value heads, its MLP of three sizes or none.
     assert record.evaluations == 1 + 2 * (2 + 3)
     assert [one.share for one in record.others][:2] == [0.9, 0.8]
-    (retrained,) = report.read_run(tmp_path).retrained
+    (retrained,) = findings.read_run(tmp_path).retrained
     assert retrained.network.weights == "fine-tuned" and retrained.network.steps == 3
     page = (tmp_path / "report.html").read_text()
     assert "AutoModelForCausalLM" in page and "What other budgets would cost" in page

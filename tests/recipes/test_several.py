@@ -212,7 +212,7 @@ def test_a_teacher_of_other_classes_or_of_another_kind_is_refused(tmp_path):
         return lambda: stepped(recipe, **more), ValueError, name
 
     refusals.check(
-        case("knows the same classes", Uniform(distill=Distillation(teacher=teacher))),
+        case("other inputs or classes", Uniform(distill=Distillation(teacher=teacher))),
         case("has 9 architectures", untrained),
         case("hands a memory from batch", untrained, task=text, net=net, weights=False),
         case("OwnLoss defines `loss` and", Sandwich(), task=OwnLoss(data=TASK.data)),
@@ -337,7 +337,7 @@ def test_what_cannot_be_right_is_refused():
         return lambda: recipe.check(net.space, cost), ValueError, name
 
     refusals.check(
-        asked("without the largest network", Uniform(distill=Distillation())),
+        asked("Uniform: the distillation has", Uniform(distill=Distillation())),
         asked("Fair: the distillation has", Fair(distill=Distillation())),
         asked("only one architecture,", Sandwich(), SINGLE),
         asked("'hidden'", Fair(architectures=2)),

@@ -10,8 +10,9 @@ import pytest
 import workdirs
 
 import jaxnas
-from jaxnas import Choice, Depth, Size, Skip, Space, files, report, spaces
+from jaxnas import Choice, Depth, Size, Skip, Space, files, spaces
 from jaxnas.report import drawing, words
+from jaxnas.report.findings import read_run
 from jaxnas.report.page import write_running
 from jaxnas.report.result import Network, Result, SpaceOf
 from jaxnas.training.plain import to_dict
@@ -225,7 +226,7 @@ def test_a_page_draws_what_its_result_holds(net, tmp_path):
     line = {"index": 0, "strategy": "one", "generation": 0, "score": 0.5, "architecture": space.to_dict(arch)}
     workdirs.write_lines(tmp_path / "live/search/history.jsonl", [line])
     best = Network(name="best so far", architecture={}, costs={}, metrics={})
-    result = Result(task=report.read_run(root).result.task, space=described, found=best, config=config)
+    result = Result(task=read_run(root).result.task, space=described, found=best, config=config)
     write_running(tmp_path / "live", result, "It runs.")
     drawn = workdirs.Page((tmp_path / "live/report.html").read_text()).charts["kept"]  # while the run goes on
     assert shown(drawn) == shown(page.charts["kept"])

@@ -10,7 +10,8 @@ import workdirs
 from workdirs import page_of, section_of
 
 from jaxnas import search, spaces
-from jaxnas.report import read_run, words
+from jaxnas.report import words
+from jaxnas.report.findings import read_run
 from jaxnas.report.result import SampledSpaceOf
 
 RULES = {"depth": search.ShiftRule(most=4), "embed_dim": search.ShiftRule(multiple=16)}

@@ -16,10 +16,10 @@ import vl_convert
 import workdirs
 from workdirs import change, facts_of, page_of, section_of
 
-from jaxnas import report
-from jaxnas.report import charts, findings, read_run, vega, words
+from jaxnas.report import charts, findings, vega, words
 from jaxnas.report import result as result_lib
-from jaxnas.report.page import write_running
+from jaxnas.report.findings import read_run
+from jaxnas.report.page import summary_lines, write, write_running
 from jaxnas.report.result import MetricOf, Network, Result, SpaceOf, TaskOf
 from jaxnas.runs.describe import LivePage
 from jaxnas.training.progress import times_line
@@ -28,9 +28,7 @@ EVIL = "</script><script>alert('1')</script>\"&"
 KINDS = {
     "vision": workdirs.vision,
     "language": workdirs.language,
-    "perturbation": lambda root: workdirs.mechanisms(root, method="perturbation", metric=workdirs.LOSS),
     "mechanisms": workdirs.mechanisms,
-    "attention graph": workdirs.attention_graph,
     "own": workdirs.own,
 }
 every_kind = pytest.mark.parametrize("kind", KINDS)
@@ -43,7 +41,7 @@ def roots(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def pages(roots):
-    return {kind: report.write(root).read_text(encoding="utf-8") for kind, root in roots.items()}
+    return {kind: write(root).read_text(encoding="utf-8") for kind, root in roots.items()}
 
 
 @pytest.fixture
@@ -60,19 +58,15 @@ HOLDS = {
     "jaxnas search --config=digits|"
     "jaxnas retrain --config=digits|jaxnas evaluate --config=digits",
     "language": "4.170 nats per token|980,000 parameters|72 %|531,441|best of 16|± 0.014|4.170 ± 0.014|"
-    "58.0 %|0.43|after 300 steps|seeds 0 and 1|test perplexity|test bits per byte|rows per second",
-    "perturbation": "whose removal harmed|How large a difference chance makes",
-    "mechanisms": "1,296|2,000 steps|even weights",
-    "attention graph": "addition|attention|source|has no history here",
+    "58.0 %|0.43|after 300 steps|seeds 0 and 1|test perplexity|test bits per byte",
+    "mechanisms": "1,296|2,000 steps|even weights|How large a difference chance makes",
     "own": "0.04467 with 0.824 ms latency|106 %|120 evaluations|486|0.9 ms latency|"
     "better than random search|✗ above 1e-05",
 }
 CHARTS = {
     "vision": "scatter search watched curve-loss curve-learning_rate",
     "language": "probabilities-0 curve-loss curve-perplexity curve-learning_rate",
-    "perturbation": "strength-0",
     "mechanisms": "strength-0",
-    "attention graph": "",
     "own": "scatter search watched curve-loss curve-learning_rate",
 }
 
@@ -89,7 +83,6 @@ def test_sections_follow_the_result_and_have_every_figure_of_every_network(roots
     assert [one for one in wanted if one.replace("\u00a0", " ") not in page.text] == []
     titles = {one["title"] for one in facts_of(roots[kind])["sections"]}
     assert ("The candidates" in titles) == (kind == "language")
-    assert ("How the search went" in titles) == (kind == "attention graph")
     assert list(page.charts) == CHARTS[kind].split()
     assert [value for _, key, value in page.attributes if key == "data-chart"] == list(page.charts)
 
@@ -99,7 +92,7 @@ def test_same_files_give_same_bytes_in_any_folder(roots, pages, tmp_path, kind):
     other = KINDS[kind](tmp_path / "elsewhere")
     # The times of the run itself are not reproducible, and not on the page.
     (other / "times.json").write_text('{"seconds": 1.5, "input": 0.25}')
-    assert report.write(other).read_text(encoding="utf-8") == pages[kind]
+    assert write(other).read_text(encoding="utf-8") == pages[kind]
     assert str(roots[kind]) not in pages[kind] and "elsewhere" not in pages[kind]
     made = {p.name for p in other.iterdir()} - {"search", "retrained", "metrics.jsonl", "result.json"}
     assert made == {"report.html", "times.json"}
@@ -190,12 +183,18 @@ def test_the_least_result_has_a_page(tmp_path):
     task = TaskOf(name="data", examples="rows", sizes={}, metrics=(workdirs.ACCURACY,))
     result_lib.write(tmp_path, Result(task=task, space=SpaceOf(cardinality="1", choices={}), found=found))
     assert "– test accuracy" in page_of(tmp_path).text
-    assert report.summary_lines(tmp_path)[-1] == f"Open {tmp_path / 'report.html'}"
+    assert summary_lines(tmp_path)[-1] == f"Open {tmp_path / 'report.html'}"
     # It was trained alone, and shows its validation.
     lines = [{"step": step, "split": "validation", "accuracy": step / 100} for step in (10, 20, 30)]
     workdirs.write_lines(tmp_path / "metrics.jsonl", lines)
     rows = section_of(tmp_path, "Training the network")["charts"]["watched"]["datasets"]["lines"]
     assert [row["y"] for row in rows] == [0.1, 0.2, 0.3]
+    # A line of one point is that point, and no line of several has points that are always seen.
+    for few, alone in ((lines[:1], True), (lines, False)):
+        workdirs.write_lines(tmp_path / "metrics.jsonl", few)
+        spec = page_of(tmp_path).charts["watched"]
+        vl_convert.vegalite_to_vega(spec | {"width": 300})
+        assert ('"oneOf": ["validation"]' in json.dumps(spec)) == alone
 
 
 def without_random(root):
@@ -310,7 +309,7 @@ def test_text_is_escaped(tmp_path, kind):
     )
     if (path := root / "search/history.jsonl").exists():
         append(path, json.loads(path.read_text().splitlines()[-1]) | {"strategy": EVIL, EVIL: 1})
-    text = report.write(root).read_text(encoding="utf-8")
+    text = write(root).read_text(encoding="utf-8")
     page = workdirs.Page(text)
     assert "<script>alert" not in text and text.count("<script") in (0, 3) and EVIL in page.text
     assert EVIL in page.charts["scatter"]["datasets"]["points"][0]["s"] if path.exists() else True
@@ -358,13 +357,13 @@ def test_damaged_files_are_named(tmp_path):
         if damage(text) is not None:
             path.write_text(damage(text))
         names = [one.replace("{n}", str(text.count("\n") + 1)) for one in names]
-        return lambda: report.write(root), error, path.name, *names
+        return lambda: write(root), error, path.name, *names
 
     refusals.check(*(case(number, *one) for number, one in enumerate(DAMAGED)))
     assert list(tmp_path.glob("*/report.html")) == []
 
 
-@pytest.mark.parametrize("kind", ["vision", "perturbation"])
+@pytest.mark.parametrize("kind", ["vision", "mechanisms"])
 def test_a_result_that_was_changed_anywhere_is_named(roots, tmp_path, kind):
     path, text = tmp_path / "result.json", (roots[kind] / "result.json").read_text()
     values = [one for one in re.finditer(r'(?<=[ :]) ("[^"]*"|-?[\d.e-]+|null|true)(?=,?\n)', text)]
@@ -373,7 +372,7 @@ def test_a_result_that_was_changed_anywhere_is_named(roots, tmp_path, kind):
         changed = "7" if one[1] != "7" else '"x"'
         path.write_text(text[: one.start(1)] + changed + text[one.end(1) :])
         with pytest.raises(ValueError, match=r"result\.json (was changed after it|has version 7)"):
-            report.write(tmp_path)
+            write(tmp_path)
 
 
 def test_what_is_no_result_is_refused(roots):
@@ -399,24 +398,15 @@ def test_lines_written_twice_count_once_and_half_a_line_not_at_all(vision, pages
     for name in ("metrics.jsonl", "search/history.jsonl"):
         lines = (vision / name).read_text().splitlines(keepends=True)
         (vision / name).write_text("".join(lines + lines[-20:]) + '{"step')
-    assert report.write(vision).read_text(encoding="utf-8") == pages["vision"]
+    assert write(vision).read_text(encoding="utf-8") == pages["vision"]
 
 
 def test_summary_lines(roots):
-    *lines, network, page = report.summary_lines(root := roots["vision"])
+    *lines, network, page = summary_lines(root := roots["vision"])
     assert lines[0].startswith("Found: ") and HOLDS["vision"].partition("|")[0] in lines[0]
     assert any("better than random search’s best" in line for line in lines)
     assert (network, page) == (f"Network: {root}/subnet", f"Open {root}/report.html")
     assert all(len(line) <= 110 for line in lines)
-
-
-def test_charts_as_pictures(roots, tmp_path):
-    for chart in ("scatter", "search"):
-        report.save_png(roots["vision"], path := tmp_path / f"{chart}.png", chart)
-        data = path.read_bytes()
-        assert data.startswith(b"\x89PNG") and 1500 < int.from_bytes(data[16:20]) < 1700
-    save = lambda: report.save_png(roots["language"], tmp_path / "none.png")  # noqa: E731
-    refusals.check((save, ValueError, "'scatter'", "probabilities-0"))
 
 
 def test_the_standard_error_is_that_of_a_share_or_was_measured(roots):

@@ -8,7 +8,8 @@ import pytest
 import workdirs
 from workdirs import section_of
 
-from jaxnas.report import findings, read_run
+from jaxnas.report import findings
+from jaxnas.report.findings import read_run
 
 CASES = {
     "pruning": dict(method="pruning"),

@@ -7,12 +7,11 @@ import math
 import pathlib
 import random
 
-import jax
-
-from jaxnas import report, spaces
+from jaxnas import spaces
 from jaxnas.report import facts
 from jaxnas.report import result as result_lib
-from jaxnas.report.page import library
+from jaxnas.report.findings import read_run
+from jaxnas.report.page import library, write
 from jaxnas.report.result import Candidate, MetricOf, Network, Result, SearchOf, SelectionOf, SpaceOf, TaskOf
 
 ACCURACY = MetricOf(name="accuracy", unit="%", direction="max")
@@ -64,11 +63,11 @@ class Page(html.parser.HTMLParser):
 
 
 def page_of(root):
-    return Page(report.write(root).read_text(encoding="utf-8"))
+    return Page(write(root).read_text(encoding="utf-8"))
 
 
 def facts_of(root):
-    return facts.facts(report.read_run(root))
+    return facts.facts(read_run(root))
 
 
 def section_of(root, title):
@@ -210,8 +209,6 @@ def language(root, retrained=True):
         folder.mkdir(parents=True)
         net = network(name, stack, loss, weights="from scratch", seed=seed, steps=3000)
         result_lib.write(folder, dataclasses.replace(result, found=net, networks=(), selection=None))
-        times = {"seconds": 60.0, "training_step_ms": 23.4, "inference_rows_per_second": 41_000.0}
-        (folder / "times.json").write_text(json.dumps(times))
     return root
 
 
@@ -308,12 +305,3 @@ def decided(root, architecture, metric=ACCURACY, **fields):
     task = TaskOf(name="reviews", examples="texts", sizes=SIZES, metrics=(metric,))
     result_lib.write(root, Result(task=task, found=found, **fields))
     return root
-
-
-def attention_graph(root):
-    """A network of additions and attentions, as of AutoAttend, found by evolution."""
-    space = spaces.autoattend(5)
-    described = SpaceOf(cardinality=str(space.cardinality), choices=space.to_json())
-    searches = (SearchOf(name="evolution", evaluations=100),)
-    architecture = space.to_dict(space.sample(jax.random.key(0)))
-    return decided(root, architecture, space=described, searches=searches)

@@ -8,7 +8,8 @@ from small_tasks import task_of
 import jaxnas
 from jaxnas import runs, search, spaces, supernets
 from jaxnas.recipes import Relaxed, Uniform
-from jaxnas.training import Training, fit, make_mesh
+from jaxnas.training import Training, fit
+from jaxnas.training.mesh import make_mesh
 
 TRAINING = Training(steps=4, batch_size=1, learning_rate=1e-2, warmup_steps=1, log_every=1, clip=1.0)
 EVEN = Relaxed(order="joint", relaxation="average")
@@ -61,10 +62,9 @@ def test_a_search_of_attention_takes_the_whole_road(name, tmp_path, capsys):
         found = runs.search_space(task, net, trained.variables, settings, lab)
     else:
         tune_steps = 0 if method == "strongest" else 2
-        given = dict(tune_steps=tune_steps, renormalize=tune_steps > 0)
-        made = runs.Perturbation(**given)
+        made = runs.Perturbation(tune_steps=tune_steps)
         if method != "perturbation":
-            made = runs.Pruning(at_once=method == "strongest", **given)
+            made = runs.Pruning(at_once=method == "strongest", tune_steps=tune_steps)
         settings = runs.Search(made, limit=1)
         found = runs.select(task, net, trained.state, settings, recipe, TRAINING, lab)
         counted = task.evaluation("search", None, 1)["weight"]

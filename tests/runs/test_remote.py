@@ -11,9 +11,12 @@ import refusals
 from small_tasks import net_of, task_of
 
 import jaxnas
-from jaxnas import data, files, report, runs, search, tabular
-from jaxnas.training import Options, Training, fit, make_mesh, open_workdir
+from jaxnas import data, files, runs, search, tabular
+from jaxnas.report.page import write
+from jaxnas.training import Options, Training, fit
 from jaxnas.training.checkpoint import Checkpointer
+from jaxnas.training.mesh import make_mesh
+from jaxnas.training.workdir import open_workdir
 from tools.drill.contents import NOT_COMPARED, content
 
 TRAINING = Training(
@@ -44,7 +47,7 @@ def run(workdir):
         assert [len(one) for one in (result.searches, result.networks)] == [1, 2]
         arch = net.space.from_dict(result.found.architecture)
         runs.retrain(task, net, arch, runs.Lab(root / "retrained" / "one", alone=TRAINING, **common))
-        page = report.write(root)
+        page = write(root)
     small, variables = jaxnas.load_subnet(files.as_path(workdir) / "subnet", module=type(net))
     assert small.space.cardinality == 1
     assert files.read_lines(root / "metrics.jsonl")[-1]["step"] == 4
@@ -112,7 +115,7 @@ def test_files_in_a_bucket(bucket):
     np.testing.assert_array_equal(files.read_arrays(root / "x.npz")["x"], np.arange(4))
 
 
-def test_a_folder_in_a_bucket_is_never_a_mixture(bucket, store, monkeypatch):
+def test_a_folder_in_a_bucket_is_never_a_mixture(bucket, store, monkeypatch, tmp_path):
     folder = files.as_path("gs://bucket/subnet")
     files.replace_folder(folder, {"tensors": b"old", "description": b"old"}, known=("program",))
     files.write_bytes(folder / "program", b"old")
@@ -123,7 +126,8 @@ def test_a_folder_in_a_bucket_is_never_a_mixture(bucket, store, monkeypatch):
         seen.append({x.rpartition("/")[2]: content for x, (content, _) in bucket.items()})
 
     monkeypatch.setattr(store, "put", watched)
-    files.replace_folder(folder, {"tensors": b"new", "description": b"new"}, known=("program",))
+    (tmp_path / "copied").write_bytes(b"new")
+    files.replace_folder(folder, {"tensors": tmp_path / "copied", "description": b"new"}, known=("program",))
     assert seen == [{"tensors": b"new"}, {"tensors": b"new", "description": b"new"}]
     files.write_bytes(folder / "mine", b"")
     with pytest.raises(FileExistsError, match="holds other files, which"):

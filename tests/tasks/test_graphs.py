@@ -17,7 +17,8 @@ from benchmarks.graph_baselines import GAT, GCN
 from jaxnas import data, spaces, tasks
 from jaxnas.recipes import Relaxed
 from jaxnas.supernets import AutoAttendNodes, graph_operations
-from jaxnas.training import Training, fit, make_evaluator, make_mesh
+from jaxnas.training import Training, fit, make_evaluator
+from jaxnas.training.mesh import make_mesh
 from jaxnas.training.step import prepare
 
 NET = net_of("graphs")

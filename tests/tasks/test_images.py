@@ -12,7 +12,8 @@ from small_tasks import perceptron, random_images, task_of
 
 from jaxnas import data, tasks
 from jaxnas.data import augment
-from jaxnas.training import make_evaluator, make_mesh
+from jaxnas.training import make_evaluator
+from jaxnas.training.mesh import make_mesh
 
 TASK, NET = task_of("images"), perceptron()
 VARIABLES = {"params": random_params(NET, TASK.inputs.shape)}

@@ -10,7 +10,8 @@ from small_tasks import recalling, task_of
 
 import jaxnas
 from jaxnas import tasks
-from jaxnas.training import make_evaluator, make_mesh
+from jaxnas.training import make_evaluator
+from jaxnas.training.mesh import make_mesh
 
 TASK, NET = task_of("language"), recalling()
 STREAM, ARCH = TASK.dataset.test, NET.space.from_dict({"hidden": 4})

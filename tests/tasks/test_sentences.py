@@ -13,7 +13,8 @@ import jaxnas
 from jaxnas import Choice, Space, data, runs, tasks
 from jaxnas.elastic import Decisions, Dense, fixed, width
 from jaxnas.report import result as results
-from jaxnas.training import Options, Training, fit, make_evaluator, make_mesh
+from jaxnas.training import Options, Training, fit, make_evaluator
+from jaxnas.training.mesh import make_mesh
 
 TASK, NET = task_of("text"), net_of("text")
 

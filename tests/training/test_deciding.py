@@ -14,7 +14,8 @@ import jaxnas
 from jaxnas import Choice, Space, data, runs, search, tasks
 from jaxnas.elastic import Decisions, Dense, fixed, width
 from jaxnas.recipes import Fixed, Sandwich, Uniform
-from jaxnas.training import ConfigMismatch, Options, Training, fit, restore
+from jaxnas.training import Options, Training, fit, restore
+from jaxnas.training.checkpoint import ConfigMismatch
 from jaxnas.training.deciding import deciding, differences
 
 

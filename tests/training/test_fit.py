@@ -21,13 +21,15 @@ from small_tasks import disturbed, net_of, perceptron, task_of
 import jaxnas
 from jaxnas import files, report, runs, search, tasks, training
 from jaxnas.recipes import Fixed, Relaxed, Uniform
-from jaxnas.training import ConfigMismatch, DivergedError, Options, Stopped, Training, fit
-from jaxnas.training.checkpoint import Checkpointer
+from jaxnas.training import Options, Stopped, Training, fit
+from jaxnas.training.checkpoint import Checkpointer, ConfigMismatch
 from jaxnas.training.fit import PARTS, restore
 from jaxnas.training.keys import stream
+from jaxnas.training.mesh import make_mesh
 from jaxnas.training.step import prepare, set_up
+from jaxnas.training.store import DivergedError
 
-TASK, NET, MESH = task_of("images"), perceptron(1), training.make_mesh(1)
+TASK, NET, MESH = task_of("images"), perceptron(1), make_mesh(1)
 TRAINING = Training(
     steps=7,
     batch_size=8,

@@ -18,7 +18,8 @@ from benchmarks.collectives import communicated
 from jaxnas import files, recipes, spaces, supernets
 from jaxnas.recipes import Attentive, Fair, Fixed, Progressive, Relaxed, Sandwich, Uniform
 from jaxnas.recipes.relaxed import Order
-from jaxnas.training import Options, Training, fit, make_evaluator, make_mesh
+from jaxnas.training import Options, Training, fit, make_evaluator
+from jaxnas.training.mesh import make_mesh
 from jaxnas.training.step import prepare
 
 pytestmark = pytest.mark.eight_devices

@@ -17,8 +17,8 @@ from small_tasks import perceptron, task_of
 import jaxnas
 from jaxnas import Choice, training
 from jaxnas.recipes import Uniform
-from jaxnas.training import Options, Training, make_mesh
-from jaxnas.training.mesh import shard_batch
+from jaxnas.training import Options, Training
+from jaxnas.training.mesh import make_mesh, shard_batch
 from jaxnas.training.step import prepare, several, update
 from jaxnas.training.store import Course
 

@@ -53,24 +53,10 @@ NASVIT_DIGITS = dataclasses.replace(
     ),
 )
 
-FASHION_MNIST = dataclasses.replace(
-    DIGITS,
-    name="hybrid_fashion_mnist",
-    about="The same on Fashion-MNIST: an hour or two on two cores.",
-    task=tasks.Images(data="fashion_mnist", search_fraction=1 / 6, flip=True),
-    network=_SMALL,
-    training=dataclasses.replace(
-        DIGITS.training, steps=2000, warmup_steps=100, evaluate_every=500, checkpoint_every=250
-    ),
-    search=dataclasses.replace(
-        DIGITS.search, method=runs.ByStrategy(search.Evolution(_SMALL.space, evaluations=100)), limit=4
-    ),
-)
-
 CIFAR10 = dataclasses.replace(
     DIGITS,
     name="hybrid_cifar10",
-    about="The same on CIFAR-10: for a GPU.",
+    about="Convolutions and Transformers on CIFAR-10: for a GPU.",
     task=AUGMENTED_CIFAR10,
     network=_SMALL.clone(dtype=jnp.bfloat16),
     training=Training(
@@ -114,4 +100,4 @@ IMAGENET = Config(
     search=runs.Search(runs.ByStrategy(search.Evolution(_NASVIT, evaluations=1000)), budget="macs", most=3e8),
 )
 
-CONFIGS = (DIGITS, NASVIT_DIGITS, FASHION_MNIST, CIFAR10, IMAGENET)
+CONFIGS = (DIGITS, NASVIT_DIGITS, CIFAR10, IMAGENET)

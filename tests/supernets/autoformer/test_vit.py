@@ -16,7 +16,7 @@ from small_nets import CLASSES, SHAPE, difference, jit, normal, setting
 import jaxnas
 from jaxnas import spaces, supernets
 from jaxnas.elastic.layers import drop_path
-from jaxnas.training import make_mesh
+from jaxnas.training.mesh import make_mesh
 
 
 @pytest.mark.hlo

@@ -18,7 +18,7 @@ from jaxnas.supernets.layers import sinusoids
 from jaxnas.supernets.transformer_xl.adaptive_softmax import AdaptiveVocabulary
 from jaxnas.supernets.transformer_xl.blocks import Context, causal_mask
 from jaxnas.supernets.transformer_xl.network import OPTIONS, Memory
-from jaxnas.training import make_mesh
+from jaxnas.training.mesh import make_mesh
 
 pytestmark = pytest.mark.more  # a whole supernet
 
