@@ -86,8 +86,8 @@ class Cell(nn.Module):
                     blocks = {
                         "none": Zero(),
                         "skip_connect": Identity(),
-                        "nor_conv_1x1": Convolution(self.channels, 1),
-                        "nor_conv_3x3": Convolution(self.channels, 3),
+                        "nor_conv_1x1": Convolution(self.channels, 1, name=f"edge_{edge}_nor_conv_1x1"),
+                        "nor_conv_3x3": Convolution(self.channels, 3, name=f"edge_{edge}_nor_conv_3x3"),
                         "avg_pool_3x3": AveragePool(),
                     }
                     mixture = elastic.Mixture(blocks, name=f"edge_{edge}")

@@ -32,6 +32,7 @@ from jaxnas.experiments import binary
 
 _PROXIES = flags.DEFINE_list("proxies", list(proxies.PROXIES), f"Of {', '.join(proxies.PROXIES)}.")
 _NETWORKS = flags.DEFINE_integer("networks", 1000, "Random distinct cells.", lower_bound=3)
+_FIRST = flags.DEFINE_integer("first", 0, "The first seed.", lower_bound=0)
 _SEEDS = flags.DEFINE_integer("seeds", 3, "Initial weights, each with a batch of its own.", lower_bound=1)
 _CELLS = flags.DEFINE_integer("cells", 1, "Of a stage; the benchmark's networks have 5.", lower_bound=1)
 _BATCH = flags.DEFINE_integer("batch", 64, "Images.", lower_bound=2)
@@ -81,7 +82,8 @@ def correlations(values: Any, accuracy: np.ndarray) -> tuple[float, float]:
 
 def row(name: str, found: list[tuple[float, float]], count: int) -> str:
     """A row of the table: means and standard deviations over the seeds."""
-    cells = [f"{mean:.3f} ± {deviation:.3f}" for mean, deviation in zip(np.mean(found, 0), np.std(found, 0))]
+    means, deviations = np.mean(found, 0), np.std(found, 0)
+    cells = [f"{mean:.3f} ± {deviation:.3f}" for mean, deviation in zip(means, deviations, strict=True)]
     return f"| {name} | {count:,} | {' | '.join(cells)} | {PUBLISHED.get(name, '')} |"
 
 
@@ -94,10 +96,13 @@ def main() -> None:
     if _OUT.value and os.path.exists(_OUT.value):
         record = files.read_json(_OUT.value)
         if record["settings"] != settings:
-            raise ValueError(f"--out={_OUT.value} is of other settings: {record['settings']}, not {settings}.")
+            raise ValueError(
+                f"--out={_OUT.value} is of other settings: {record['settings']}, not {settings}."
+            )
     images, names = data.load("cifar10", data_dir=_DATA.value), _PROXIES.value
     begun = time.perf_counter()
-    for seed in range(_SEEDS.value):
+    seeds = range(_FIRST.value, _FIRST.value + _SEEDS.value)
+    for seed in seeds:
         scores = record["scores"].setdefault(str(seed), {})
         given = batch(images, seed)
         variables = jaxnas.init(NasBench201(cells=_CELLS.value), jax.random.key(seed), given.inputs)
@@ -108,7 +113,7 @@ def main() -> None:
                 files.write_json(_OUT.value, record)
     print("\n| proxy | cells | Spearman | Kendall | published Spearman |\n|---|---|---|---|---|")
     for name in names:
-        every = [record["scores"][str(seed)][name][: len(codes)] for seed in range(_SEEDS.value)]
+        every = [record["scores"][str(seed)][name][: len(codes)] for seed in seeds]
         print(row(name, [correlations(values, accuracy) for values in every], len(codes)))
     for name in ("params", "macs"):
         print(row(name, [correlations(table.metrics[name][order], accuracy)], len(codes)))

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         nnx,
         optuna,
         predictors,
+        proxies,
         recipes,
         report,
         runs,
@@ -58,6 +59,7 @@ __all__ = [
     "optuna",
     "order",
     "predictors",
+    "proxies",
     "rank_modules",
     "recipes",
     "report",
@@ -75,8 +77,8 @@ __all__ = [
 
 # Imported when they are first used: `import jaxnas` loads the library and not the laboratory.
 _LATER = (
-    "data experiments hf nnx optuna predictors recipes report runs supernets tabular tasks training".split()
-)
+    "data experiments hf nnx optuna predictors proxies recipes report runs supernets tabular tasks training"
+).split()
 
 
 def __getattr__(name: str) -> Any:

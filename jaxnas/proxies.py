@@ -4,9 +4,9 @@ A proxy is a pure function of a network, its variables, an architecture and a ba
 so `score` scores all of a space in one program. They follow Abdelfattah et al. (ICLR 2021) and its code where
 the papers leave a choice.
 
-Every proxy but `jacob_cov` is a sum over weights: parameters with at least two axes, but for those whose path
-has "bias" or "scale". Weights that an architecture does not use have gradients of zero, so a supernet and the
-extracted network have one score.
+Every proxy but `jacob_cov` is a sum over weights: parameters with at least two axes in a layer, but for those
+whose path has "bias" or "scale". Weights that an architecture does not use have gradients of zero, so a
+supernet and the extracted network have one score.
 
 A network with batch statistics runs with those of the batch, as in training (`synflow` without the layers
 that keep them); any other runs as in evaluation, without dropout.
@@ -32,7 +32,9 @@ from jaxnas.inputs import describe
 from jaxnas.search.blas import one_thread
 from jaxnas.space import Arch
 from jaxnas.tensors import Path, flatten, unflatten
-from jaxnas.transform.specs import TurnSpec
+from jaxnas.transform.sizes import place_of
+from jaxnas.transform.supernet import Supernet
+from jaxnas.transform.turns import scans
 
 _JITTER = 1e-5  # of eigenvalues, as in the code of Mellor et al.
 _STEP, _STEPS = 1e-12, 3  # of the scale of inputs and cotangents in `synflow`, and how many are tried
@@ -209,12 +211,26 @@ class _Pass:
         self.key = jax.random.key(0) if key is None else key
         self.variables = network.check_variables(net, variables, batch.inputs)
         self.params = flatten(self.variables["params"])
-        self.weights = {path: x for path, x in self.params.items() if _is_weight(path, x)}
+        self.copies = {path: self._copies(path) for path in self.params}
+        self.weights = {path: x for path, x in self.params.items() if self._is_weight(path, x)}
         if not self.weights:
             raise ValueError(
                 f"{type(net).__name__} has no weights that a proxy could score, parameters of at least two "
                 f"axes that are no bias and no scale: only {['/'.join(path) for path in self.params][:8]}."
             )
+
+    def _is_weight(self, path: Path, x: Any) -> bool:
+        return jnp.ndim(x) - len(self.copies[path]) > 1 and not {"bias", "scale"} & set(path)
+
+    def _copies(self, path: Path) -> set[int]:
+        """The axes along which several layers are stacked: of banks, and of scans in transformed networks."""
+        if isinstance(network.annotated(self.net, self.batch.inputs).specs.get(path), BankSpec):
+            return {0}
+        if not isinstance(self.net, Supernet) or ("params", *path) not in self.net.groups.layouts:
+            return set()
+        groups = self.net.groups
+        atoms = [scan.axis for scan in scans(groups.traced(groups.inputs, False))]
+        return {place_of(atom, groups.layouts["params", *path]) for atom in atoms} - {-1}
 
     def run(self, weights: dict[Path, Any], inputs: Any) -> Any:
         """The predictions with other weights."""
@@ -238,7 +254,9 @@ class _Pass:
     def loss(self, weights: dict[Path, Any]) -> jax.Array:
         """The loss on the batch."""
         if self.batch.labels is None and self.batch.loss is cross_entropy:
-            raise ValueError("This proxy needs labels: proxies.Batch(inputs, labels), or a loss without them.")
+            raise ValueError(
+                "This proxy needs labels: proxies.Batch(inputs, labels), or a loss without them."
+            )
         return self.batch.loss(self.run(weights, self.batch.inputs), self.batch.labels)
 
     @functools.cached_property
@@ -254,23 +272,14 @@ class _Pass:
         return _Pass(self.net, self.variables, arch, self.batch, self.key)
 
 
-def _is_weight(path: Path, x: Any) -> bool:
-    return jnp.ndim(x) > 1 and not {"bias", "scale"} & set(path)
-
-
 def _total(values: dict[Path, jax.Array]) -> jax.Array:
     return sum((jnp.sum(x, dtype=jnp.float32) for x in values.values()), jnp.float32(0))
 
 
 def _grad_norm(given: _Pass) -> jax.Array:
-    specs = network.annotated(given.net, given.batch.inputs).specs
-
     def norm(path: Path, gradient: jax.Array) -> jax.Array:
-        # Copies of a bank and iterations of a scan are weight arrays of their own, also where extracted.
-        spec, squares = specs.get(path), jnp.square(gradient.astype(jnp.float32))
-        axis = spec.axis if isinstance(spec, TurnSpec) else 0 if isinstance(spec, BankSpec) else None
-        rest = None if axis is None else tuple(i for i in range(squares.ndim) if i != axis)
-        return jnp.sqrt(jnp.sum(squares, axis=rest))
+        rest = tuple(axis for axis in range(gradient.ndim) if axis not in given.copies[path])
+        return jnp.sqrt(jnp.sum(jnp.square(gradient.astype(jnp.float32)), axis=rest))
 
     return _total({path: norm(path, x) for path, x in given.gradient.items()})
 
@@ -291,7 +300,7 @@ def _grasp(given: _Pass) -> jax.Array:
 
     try:
         found = product(given)
-    except NotImplementedError:  # `elastic.run` of a hard architecture can be differentiated once
+    except ValueError:  # `elastic.run` of a hard architecture can be differentiated once; others raise again
         found = product(given.softened())
     return -_total({path: x * found[path] for path, x in given.weights.items()})
 

@@ -20,7 +20,7 @@ FLOORS = (
     ("supernets",),
     ("cost", "subnet"),
     ("weights",),
-    ("latency", "artifacts", "hf", "nnx", "optuna"),
+    ("latency", "artifacts", "hf", "nnx", "optuna", "proxies"),
     ("tasks",),
     ("recipes",),
     ("training",),

@@ -23,6 +23,7 @@ from jaxnas.elastic.width import Width, combine, constant, fixed
 
 Pair = tuple[int, int]
 Padding = str | tuple[Pair, Pair]
+_Shape = tuple[int, ...]
 _Static = tuple[Pair, Padding, int]  # strides, padding and groups of features
 
 
@@ -34,8 +35,9 @@ def center(kernel: jax.Array, size: int) -> jax.Array:
 
 # Inside of a `lax.switch` XLA:CPU has a fast convolution for one layout alone, the one below; outside of it
 # XLA rearranges others by itself. Autodiff makes gradients in other layouts, which ran 40 times as long. So
-# arrays are transposed here such that every gradient is a convolution in that layout. A convolution and its two
-# gradients are linear in both operands, so the gradients of each are the other two: of any order all are fast.
+# arrays are transposed here such that every gradient is a convolution in that layout. A convolution and its
+# two gradients are linear in both operands, and the gradients of each are the other two: they are fast of any
+# order.
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def convolve(static: _Static, x: jax.Array, kernel: jax.Array) -> jax.Array:
     """A convolution of x [B, H, W, in] with a kernel [height, width, in / groups, out]."""
@@ -47,9 +49,6 @@ def _convolve(static: _Static, x: jax.Array, kernel: jax.Array, layout: tuple[st
     return lax.conv_general_dilated(
         x, kernel, strides, padding, dimension_numbers=layout, feature_group_count=groups
     )
-
-
-_Shape = tuple[int, ...]
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
@@ -82,7 +81,9 @@ def _convolve_backward(static: _Static, operands: Any, gradient: jax.Array) -> t
     return _of_x(static, x.shape, gradient, kernel), _of_kernel(static, kernel.shape, x, gradient)
 
 
-def _of_x_backward(static: _Static, shape: _Shape, operands: Any, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _of_x_backward(
+    static: _Static, shape: _Shape, operands: Any, x: jax.Array
+) -> tuple[jax.Array, jax.Array]:
     gradient, kernel = operands
     return convolve(static, x, kernel), _of_kernel(static, kernel.shape, x, gradient)
 
