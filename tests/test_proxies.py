@@ -257,23 +257,30 @@ def test_a_space_is_one_program_and_a_search_takes_its_scores():
 
     best = search.Pool(np.asarray(space.encode(every))[np.argsort(-found["snip"])])
     for strategy in (
-        search.Evolution(space, evaluations=6, population=2, mutations=1, crossovers=1, first=best),
-        search.RegularizedEvolution(space, evaluations=6, population=2, sample=1, first=best),
+        search.Evolution(space, evaluations=4, population=2, mutations=1, crossovers=1, first=best),
+        search.RegularizedEvolution(space, evaluations=4, population=2, sample=1, batch=2, first=best),
     ):
-        state = strategy.init(KEY)
-        archs, state = strategy.ask(state)
-        asked = space.encode(archs)
-        np.testing.assert_array_equal(asked, best.codes[: len(asked)])
-        result = search.run(strategy, lambda arch: arch["hidden"], KEY)
-        np.testing.assert_array_equal(np.asarray(result.state.codes), best.codes)
+        asked, state = [], strategy.init(KEY)
+        for _ in range(2):
+            archs, state = strategy.ask(state)
+            state = strategy.tell(state, archs, archs["hidden"].astype(jnp.float32))
+            asked.append(space.encode(archs))
+        np.testing.assert_array_equal(np.concatenate(asked), best.codes[:4])
 
     def features(arch):
         return {"decisions": predictors.one_hot(space)(arch), "synflow": one(arch)[None]}
 
-    guided = search.PredictorGuided(
-        space, evaluations=4, predictor=predictors.GaussianProcess(steps=2), features=features
-    )
-    assert len(search.run(guided, lambda arch: arch["hidden"], KEY).history) == 4
+    predictor = predictors.GaussianProcess(steps=1)
+    guided = search.PredictorGuided(space, evaluations=3, predictor=predictor, features=features)
+    archs, _ = guided.ask(guided.init(KEY))
+    assert archs["op"].shape == (1,)
+
+    def objective(archs):
+        return proxies.score(net, variables, archs, batch, ("synflow", "snip"))["synflow"]
+
+    strategy = search.RandomSearch(space, evaluations=6, batch=6)
+    result = search.run(strategy, objective, KEY, batched=True)
+    assert result.score == np.max(found["synflow"])
 
 
 def test_what_cannot_be_scored_is_refused():
