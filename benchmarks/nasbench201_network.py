@@ -7,13 +7,12 @@ import functools
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jaxnas import elastic
 from jaxnas.space import Arch, Space
 from jaxnas.tabular.nasbench201 import EDGES, SPACE
 
-# The initial weights of PyTorch, with which the benchmark's networks and published proxies were made.
+# The initial kernels of PyTorch, with which the benchmark's networks and published proxies were made.
 _INIT = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
 
 
@@ -58,14 +57,13 @@ class AveragePool(nn.Module):
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
         """Maps x [B, H, W, C] to the same shape."""
         # Sums of shifted images, which XLA:CPU fuses; a window runs place by place.
-        sides = _sums(np.ones(x.shape[1]), 0), _sums(np.ones(x.shape[2]), 0)
-        count = jnp.asarray(np.outer(*sides), x.dtype)[None, :, :, None]
-        return _sums(_sums(x, 1), 2) / count
+        count = jnp.ones((1, *x.shape[1:3], 1), x.dtype)
+        return _sums(_sums(x, 1), 2) / _sums(_sums(count, 1), 2)
 
 
-def _sums(x: jax.Array | np.ndarray, axis: int) -> jax.Array:
-    pad = [(int(i == axis), int(i == axis)) for i in range(x.ndim)]
-    x, size = (np.pad if isinstance(x, np.ndarray) else jnp.pad)(x, pad), x.shape[axis]
+def _sums(x: jax.Array, axis: int) -> jax.Array:
+    size = x.shape[axis]
+    x = jnp.pad(x, [(int(i == axis), int(i == axis)) for i in range(x.ndim)])
     shifted = [x[(slice(None),) * axis + (slice(at, at + size),)] for at in range(3)]
     return shifted[0] + shifted[1] + shifted[2]
 
@@ -140,9 +138,4 @@ class NasBench201(nn.Module):
                 x = Cell(channels, name=f"stage_{stage}_cell_{cell}")(x, decisions, train)
         norm = elastic.BatchNorm(activation=nn.relu, name="norm")
         x = norm(x, elastic.fixed(x.shape[-1]), train=train).mean((1, 2))
-        bias = nn.initializers.uniform(2 * x.shape[-1] ** -0.5)
-
-        def centered(*args: object) -> jax.Array:
-            return bias(*args) - x.shape[-1] ** -0.5
-
-        return nn.Dense(self.num_classes, kernel_init=_INIT, bias_init=centered, name="head")(x)
+        return nn.Dense(self.num_classes, kernel_init=_INIT, name="head")(x)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -272,8 +272,8 @@ class _Pass:
         return _Pass(self.net, self.variables, arch, self.batch, self.key)
 
 
-def _total(values: dict[Path, jax.Array]) -> jax.Array:
-    return sum((jnp.sum(x, dtype=jnp.float32) for x in values.values()), jnp.float32(0))
+def _total(values: Iterable[jax.Array]) -> jax.Array:
+    return sum((jnp.sum(x, dtype=jnp.float32) for x in values), jnp.float32(0))
 
 
 def _grad_norm(given: _Pass) -> jax.Array:
@@ -281,11 +281,11 @@ def _grad_norm(given: _Pass) -> jax.Array:
         rest = tuple(axis for axis in range(gradient.ndim) if axis not in given.copies[path])
         return jnp.sqrt(jnp.sum(jnp.square(gradient.astype(jnp.float32)), axis=rest))
 
-    return _total({path: norm(path, x) for path, x in given.gradient.items()})
+    return _total(norm(path, x) for path, x in given.gradient.items())
 
 
 def _snip(given: _Pass) -> jax.Array:
-    return _total({path: jnp.abs(x * given.gradient[path]) for path, x in given.weights.items()})
+    return _total(jnp.abs(x * given.gradient[path]) for path, x in given.weights.items())
 
 
 def _grasp(given: _Pass) -> jax.Array:
@@ -294,7 +294,7 @@ def _grasp(given: _Pass) -> jax.Array:
     def product(of: _Pass) -> dict[Path, jax.Array]:
         def along(weights: dict[Path, Any]) -> jax.Array:
             gradient = jax.grad(of.loss)(weights)
-            return _total({path: x * direction[path] for path, x in gradient.items()})
+            return _total(x * direction[path] for path, x in gradient.items())
 
         return jax.grad(along)(of.weights)
 
@@ -302,7 +302,7 @@ def _grasp(given: _Pass) -> jax.Array:
         found = product(given)
     except ValueError:  # `elastic.run` of a hard architecture can be differentiated once; others raise again
         found = product(given.softened())
-    return -_total({path: x * found[path] for path, x in given.weights.items()})
+    return -_total(x * found[path] for path, x in given.weights.items())
 
 
 def _synflow(given: _Pass) -> jax.Array:
@@ -330,9 +330,9 @@ def _synflow(given: _Pass) -> jax.Array:
             )
             variables = {**others, "params": unflatten({**params, **scaled, **weights})}
             outputs = given.floats(network.predictions(given.net.apply(variables, inputs, given.arch)))
-            return scale * _total(dict(enumerate(jax.tree.leaves(outputs))))
+            return scale * _total(jax.tree.leaves(outputs))
 
-        return _total({path: jnp.abs(weights[path] * x) for path, x in jax.grad(total)(weights).items()})
+        return _total(jnp.abs(weights[path] * x) for path, x in jax.grad(total)(weights).items())
 
     # Rarely more than one round; a loop computes no other scale where the first will do.
     def again(state: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
@@ -362,7 +362,7 @@ def _jacob_cov(given: _Pass) -> jax.Array:
         rest = iter(moved)
         inputs = [next(rest) if on else x for x, on in zip(leaves, floating, strict=True)]
         outputs = given.run(given.weights, jax.tree.unflatten(structure, inputs))
-        return _total(dict(enumerate(jax.tree.leaves(outputs))))
+        return _total(jax.tree.leaves(outputs))
 
     found = jax.grad(total)([x for x, on in zip(leaves, floating, strict=True) if on])
     rows = jnp.concatenate([x.astype(jnp.float32).reshape(count, -1) for x in found], axis=1)
