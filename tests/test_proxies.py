@@ -290,6 +290,7 @@ def test_what_cannot_be_scored_is_refused():
     empty = Plain(Space(unused=Choice(1)))
     stopped = proxies.Batch(batch.inputs, LABELS, lambda predictions, labels: jnp.float32(1))
     refusals.check(
+        (lambda: search.Evolution(net.space, first=[arch]), TypeError, "first", "list"),
         (lambda: proxies.score(net, variables, archs, batch, ("synflw",)), ValueError, "synflw", "synflow"),
         (lambda: proxies.snip(net, variables, arch, proxies.Batch(batch.inputs)), ValueError, "labels"),
         (lambda: proxies.snip(net, variables, arch, (batch.inputs, LABELS)), TypeError, "Batch", "tuple"),
