@@ -149,8 +149,8 @@ def score(
       archs: a batch of architectures [n, ...].
       names: proxies; those that need the same gradient share it.
       batch_size: how many architectures run at once under `jax.vmap`, which computes every option of each
-        decision. By default they run one after another (`jax.lax.map`), and only chosen options run, which
-        is faster wherever one network fills the device.
+        decision: for a device that one small network does not fill. By default they run one after another
+        (`jax.lax.map`), and only chosen options run.
 
     Returns:
       Scores float32 [n] by name. Higher is better.
