@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         onnx,
         optuna,
         predictors,
+        proxies,
         recipes,
         report,
         runs,
@@ -63,6 +64,7 @@ __all__ = [
     "optuna",
     "order",
     "predictors",
+    "proxies",
     "rank_modules",
     "recipes",
     "report",
@@ -81,8 +83,8 @@ __all__ = [
 
 # Imported when they are first used: `import jaxnas` loads the library and not the laboratory.
 _LATER = (
-    *("data", "evosax", "experiments", "hf", "nnx", "onnx", "optuna", "predictors", "recipes", "report"),
-    *("runs", "supernets", "tabular", "tasks", "trackers", "training"),
+    *("data", "evosax", "experiments", "hf", "nnx", "onnx", "optuna", "predictors", "proxies", "recipes"),
+    *("report", "runs", "supernets", "tabular", "tasks", "trackers", "training"),
 )
 
 

@@ -20,7 +20,7 @@ FLOORS = (
     ("supernets",),
     ("cost", "subnet"),
     ("weights",),
-    ("latency", "artifacts", "hf", "nnx", "optuna", "evosax"),
+    ("latency", "artifacts", "hf", "nnx", "optuna", "evosax", "proxies"),
     ("onnx",),
     ("tasks",),
     ("recipes",),

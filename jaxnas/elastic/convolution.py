@@ -23,6 +23,7 @@ from jaxnas.elastic.width import Width, combine, constant, fixed
 
 Pair = tuple[int, int]
 Padding = str | tuple[Pair, Pair]
+_Shape = tuple[int, ...]
 _Static = tuple[Pair, Padding, int]  # strides, padding and groups of features
 
 
@@ -34,7 +35,9 @@ def center(kernel: jax.Array, size: int) -> jax.Array:
 
 # Inside of a `lax.switch` XLA:CPU has a fast convolution for one layout alone, the one below; outside of it
 # XLA rearranges others by itself. Autodiff makes gradients in other layouts, which ran 40 times as long. So
-# arrays are transposed here such that every gradient is a convolution in that layout.
+# arrays are transposed here such that every gradient is a convolution in that layout. A convolution and its
+# two gradients are linear in both operands, and the gradients of each are the other two: they are fast of any
+# order.
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def convolve(static: _Static, x: jax.Array, kernel: jax.Array) -> jax.Array:
     """A convolution of x [B, H, W, in] with a kernel [height, width, in / groups, out]."""
@@ -48,22 +51,53 @@ def _convolve(static: _Static, x: jax.Array, kernel: jax.Array, layout: tuple[st
     )
 
 
-def _convolve_backward(static: _Static, operands: Any, gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
-    x, kernel = operands
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _of_x(static: _Static, shape: _Shape, gradient: jax.Array, kernel: jax.Array) -> jax.Array:
+    """The gradient of x, which has a shape."""
     if static[-1] == 1:
         kernel, layout = kernel.transpose(0, 1, 3, 2), ("NHWC", "HWOI", "NHWC")
     else:  # rearranged by the transposition itself
         layout = ("NHWC", "HWIO", "NHWC")
-    of_x = jax.linear_transpose(lambda x: _convolve(static, x, kernel, layout), x)
+    x = jax.ShapeDtypeStruct(shape, gradient.dtype)
+    return jax.linear_transpose(lambda x: _convolve(static, x, kernel, layout), x)(gradient)[0]
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _of_kernel(static: _Static, shape: _Shape, x: jax.Array, gradient: jax.Array) -> jax.Array:
+    """The gradient of a kernel, which has a shape."""
     swapped, layout = x.transpose(3, 1, 2, 0), ("CHWN", "IHWO", "HWNC")
-    of_kernel = jax.linear_transpose(
-        lambda kernel: _convolve(static, swapped, kernel, layout), operands[1].transpose(2, 0, 1, 3)
-    )
-    (of_kernel,) = of_kernel(gradient.transpose(1, 2, 0, 3))
-    return of_x(gradient)[0], of_kernel.transpose(1, 2, 0, 3)
+    kernel = jax.ShapeDtypeStruct(tuple(shape[i] for i in (2, 0, 1, 3)), x.dtype)
+    transposed = jax.linear_transpose(lambda kernel: _convolve(static, swapped, kernel, layout), kernel)
+    return transposed(gradient.transpose(1, 2, 0, 3))[0].transpose(1, 2, 0, 3)
 
 
-convolve.defvjp(lambda static, *operands: (convolve(static, *operands), operands), _convolve_backward)
+def _given(function: Any) -> Any:
+    """The forward pass of a function of two arrays, which are kept."""
+    return lambda *arguments: (function(*arguments), arguments[-2:])
+
+
+def _convolve_backward(static: _Static, operands: Any, gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
+    x, kernel = operands
+    return _of_x(static, x.shape, gradient, kernel), _of_kernel(static, kernel.shape, x, gradient)
+
+
+def _of_x_backward(
+    static: _Static, shape: _Shape, operands: Any, x: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    gradient, kernel = operands
+    return convolve(static, x, kernel), _of_kernel(static, kernel.shape, x, gradient)
+
+
+def _of_kernel_backward(
+    static: _Static, shape: _Shape, operands: Any, kernel: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    x, gradient = operands
+    return _of_x(static, x.shape, gradient, kernel), convolve(static, x, kernel)
+
+
+convolve.defvjp(_given(convolve), _convolve_backward)
+_of_x.defvjp(_given(_of_x), _of_x_backward)
+_of_kernel.defvjp(_given(_of_kernel), _of_kernel_backward)
 
 
 @dataclasses.dataclass(frozen=True)

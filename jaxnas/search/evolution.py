@@ -9,8 +9,8 @@ import jax.numpy as jnp
 
 from jaxnas.checks import check_counts, check_numbers
 from jaxnas.search.neighbors import mutants, mutate_one, neighbors
-from jaxnas.search.proposals import propose
-from jaxnas.search.strategy import State, Strategy, canonical, ranking
+from jaxnas.search.proposals import Group, propose
+from jaxnas.search.strategy import Pool, State, Strategy, canonical, check_pool, ranking
 from jaxnas.space import Arch
 
 _ATTEMPTS = 32  # Mutants of a tournament's winner that are tried where a new or feasible one is asked for.
@@ -32,6 +32,8 @@ class Evolution(Strategy):
         (P_d in the paper).
       layer_probability: of resampling a decision at each position where it is repeated (P_m).
       random_first: how many evaluations are random before there are children; at least one generation is.
+      first: architectures that are evaluated before any others, in their order, such as the best of many by a
+        zero-cost proxy.
     """
 
     name = "evolution"
@@ -42,10 +44,13 @@ class Evolution(Strategy):
     network_probability: float = 0.2
     layer_probability: float = 0.4
     random_first: int = 0
+    first: Pool | None = None
 
     def __post_init__(self):
         check_counts(self, "population")
         super().__post_init__()
+        if self.first is not None:
+            check_pool(self.first, self.space, "Evolution: first")
         check_counts(self, "parents")
         check_counts(self, "mutations", "crossovers", least=0)
         check_numbers(self, "network_probability", "layer_probability", least=0, most=1)
@@ -67,7 +72,7 @@ class Evolution(Strategy):
         key, mutation_key, crossover_key, ask_key = jax.random.split(state.key, 4)
         order, usable = ranking(state)
         started = (usable > 0) & (state.size >= self.random_first)
-        groups = []
+        groups = _first(self)
         if self.mutations:
             made = self._mutants(mutation_key, state, order, usable)
             groups.append((made, jnp.where(started, self.mutations, 0)))
@@ -109,23 +114,28 @@ class Evolution(Strategy):
 class RegularizedEvolution(Strategy):
     """Mutates the winner of a tournament among the youngest (Real et al., AAAI 2019, section 3).
 
-    Use as `Strategy`. The population is what was evaluated last. A mutation changes one decision. As
-    published, an architecture may be evaluated again; with `unique`, bounds or `canonical` it is not.
+    Use as `Strategy`. The population is what was evaluated last: the oldest leaves, however good it is. A
+    mutation changes one decision. As published, an architecture may be evaluated again; with `unique`,
+    `first`, bounds or `canonical` it is not.
 
     Attributes:
       population: how many are alive.
       sample: how many of them, different ones, take part in a tournament.
       unique: never evaluate an architecture twice.
       batch: how many to ask for at a time; more than one evaluates in parallel.
+      first: architectures that are evaluated before any others; see `Evolution`.
     """
 
     population: int = 50
     sample: int = 10
     unique: bool = False
     batch: int = 1
+    first: Pool | None = None
 
     def __post_init__(self):
         super().__post_init__()
+        if self.first is not None:
+            check_pool(self.first, self.space, "RegularizedEvolution: first")
         check_counts(self, "population", "sample")
         if self.sample > self.population:
             raise ValueError(
@@ -137,9 +147,9 @@ class RegularizedEvolution(Strategy):
         """A batch of architectures and the next state; see `Strategy`."""
         key, draw_key, ask_key = jax.random.split(state.key, 3)
         state, growing = dataclasses.replace(state, key=key), state.size + state.pending < self.population
-        if self.unique or self.bounds or self.canonical is not None:
+        if self.unique or self.bounds or self.canonical is not None or self.first is not None:
             codes = self._mutants(jax.random.split(draw_key, _ATTEMPTS * self.batch), state)
-            return propose(self, state, ask_key, [(codes, jnp.where(growing, 0, self.batch))])
+            return propose(self, state, ask_key, [*_first(self), (codes, jnp.where(growing, 0, self.batch))])
         # Here architectures may be evaluated again, so the history is not looked at. Searches under one vmap
         # have all made equally many evaluations: the condition is the same for all, and one side runs.
         keys = jax.random.split(draw_key, self.batch)
@@ -161,6 +171,12 @@ class RegularizedEvolution(Strategy):
             return mutate_one(self.space, key, jnp.maximum(state.codes[winner], 0))
 
         return jax.vmap(mutant)(keys)
+
+
+def _first(strategy: Evolution | RegularizedEvolution) -> list[Group]:
+    """The given architectures as candidates, of which those are taken that are not evaluated yet."""
+    given = strategy.first
+    return [] if given is None else [(jnp.asarray(given.codes, jnp.int32), strategy.batch)]
 
 
 def _distinct(key: jax.Array, n: int, k: int) -> jax.Array:

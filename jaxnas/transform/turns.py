@@ -70,6 +70,12 @@ def scan_of(traced: Traced, atom: int) -> Scan:
     return found
 
 
+def scans(traced: Traced) -> list[Scan]:
+    """All scans whose turns are an axis of their own."""
+    found = (_scan(traced, op) for op in _once(traced.program) if op.name == "scan")
+    return [one for one in found if one is not None]
+
+
 @functools.lru_cache(maxsize=1024)
 def scan_around(traced: Traced, program: Program) -> Scan | None:
     """The scan whose turns run a program once."""
