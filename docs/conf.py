@@ -1,0 +1,143 @@
+"""Sphinx builds the documentation with these settings: `make docs`."""
+
+import importlib
+import inspect
+import pathlib
+import re
+import sys
+
+HERE = pathlib.Path(__file__).parent
+sys.path.insert(0, str(HERE.parent))
+
+import jaxnas  # noqa: E402
+
+project, author, copyright = "jaxnas", "The jaxnas authors", "The jaxnas authors"
+version = release = jaxnas.__version__
+
+extensions = [
+    "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "sphinx.ext.napoleon",
+    "myst_nb",
+    "sphinx_copybutton",
+    "sphinx_design",
+]
+exclude_patterns = ["_build"]
+# Attributes are rows of a list, not entries, which would double those of dataclass fields.
+napoleon_use_ivar = True
+autodoc_member_order = "bysource"
+autodoc_preserve_defaults = True
+autodoc_typehints_format = "short"
+python_maximum_signature_line_length = 88
+python_use_unqualified_type_names = True
+
+myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
+myst_heading_anchors = 3
+# Notebooks keep the outputs of their last run; `make test-nightly` runs them.
+nb_execution_mode = "off"
+copybutton_prompt_text = r">>> |\.\.\. |\$ "
+copybutton_prompt_is_regexp = True
+
+html_theme = "sphinx_book_theme"
+html_title = "jaxnas"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_copy_source = False
+html_show_sourcelink = False
+html_theme_options = {"show_toc_level": 2, "use_fullscreen_button": False, "use_download_button": False}
+
+# A page of the reference for each of these modules, with all its public names.
+REFERENCE = {
+    "jaxnas": "Spaces, supernets, costs, extraction",
+    "jaxnas.training": "Training",
+    "jaxnas.recipes": "Recipes: which architectures a step trains",
+    "jaxnas.search": "Strategies and searches",
+    "jaxnas.runs": "Runs: search, select, finish, retrain",
+    "jaxnas.tasks": "Tasks",
+    "jaxnas.data": "Data",
+    "jaxnas.supernets": "Supernets of published systems",
+    "jaxnas.spaces": "Published search spaces",
+    "jaxnas.elastic": "Elastic layers",
+    "jaxnas.hf": "Hugging Face checkpoints",
+    "jaxnas.predictors": "Predictors",
+    "jaxnas.tabular": "Tables",
+    "jaxnas.latency": "Latency",
+    "jaxnas.executors": "Executors",
+    "jaxnas.nnx": "Flax NNX",
+    "jaxnas.optuna": "Optuna",
+    "jaxnas.report": "Pages of runs",
+    "jaxnas.experiments": "Configs",
+    "jaxnas.testing": "Checks of networks",
+}
+
+
+def public_names(module):
+    """The public names of a module that are no modules: its `__all__`, or what it defines."""
+    own = [name for name, x in vars(module).items() if getattr(x, "__module__", "") == module.__name__]
+    names = getattr(module, "__all__", [name for name in own if name[0] != "_"])
+    return sorted(
+        (name for name in names if not inspect.ismodule(getattr(module, name))), key=lambda name: name.lower()
+    )
+
+
+def write_reference(app):
+    """Writes docs/api/<module>.rst: a table of the names, then an entry for each."""
+    for path, title in REFERENCE.items():
+        module = importlib.import_module(path)
+        names = public_names(module)
+        lines = [title, "=" * len(title), "", f".. automodule:: {path}", "   :no-members:", ""]
+        lines += [f".. currentmodule:: {path}", "", ".. autosummary::", "   :nosignatures:", ""]
+        lines += [f"   {name}" for name in names] + [""]
+        for name in names:
+            found = getattr(module, name)
+            kind = "class" if inspect.isclass(found) else "function" if callable(found) else "data"
+            lines += [f".. auto{kind}:: {name}", *(["   :members:"] if kind == "class" else []), ""]
+        page, text = HERE / "api" / f"{path}.rst", "\n".join(lines)
+        if not page.exists() or page.read_text() != text:
+            page.write_text(text)
+
+
+def names_of_reference():
+    """The entry of each name that a docstring may write, such as `search.Evolution` and `Evolution`."""
+    entries = {}
+    for path in REFERENCE:
+        for name in public_names(importlib.import_module(path)):
+            entry = f"{path}.{name}"
+            for written in {entry, entry.removeprefix("jaxnas."), name}:
+                entries[written] = None if written in entries else entry
+    return {written: entry for written, entry in entries.items() if entry}
+
+
+def to_restructured_text(app, what, path, found, options, lines):
+    """Rewrites a docstring as reStructuredText: its `names` and its indented code."""
+    entries = names_of_reference()
+
+    def name_or_code(match):
+        entry = entries.get(match[1])
+        return f":py:obj:`{match[1]} <{entry}>`\\ " if entry else f"``{match[1]}``\\ "
+
+    rewritten, code = [], False
+    for line in lines:
+        indent = len(line) - len(line.lstrip())
+        begins = indent >= 4 and rewritten[-1:] == [""] and not line.lstrip().startswith(">>>")
+        before = next((x for x in reversed(rewritten) if x), "")
+        if begins and not code and before[:1].strip():
+            rewritten += ["::", ""]
+            code = True
+        elif line and indent < 4:
+            code = False
+        if not code and not line.lstrip().startswith(">>>"):
+            line = re.sub(r"(?<=\S)\*|\*(?=\S)", r"\*", line)  # of a bullet, no emphasis
+            line = re.sub(r"(?<![`\w])`([^`]+)`(?!`)", name_or_code, line)
+        rewritten.append(line)
+        if line.strip() == "Returns:":
+            rewritten.append(
+                " " * (indent + 2) + r"\ "
+            )  # else a colon in the sentence makes its begin a type
+    lines[:] = rewritten
+
+
+def setup(app):
+    """Called by Sphinx."""
+    app.connect("builder-inited", write_reference)
+    app.connect("autodoc-process-docstring", to_restructured_text, priority=400)
