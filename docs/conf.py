@@ -127,8 +127,11 @@ def to_restructured_text(app, what, path, found, options, lines):
         elif line and indent < 4:
             code = False
         if not code and not line.lstrip().startswith(">>>"):
-            line = re.sub(r"(?<=\S)\*|\*(?=\S)", r"\*", line)  # of a bullet, no emphasis
-            line = re.sub(r"(?<![`\w])`([^`]+)`(?!`)", name_or_code, line)
+            # "first, second: ..." describes two arguments; Napoleon would take the first for a type.
+            line = re.sub(r"^( +\*?\w+), (\*{0,2}\w+(?:, \*{0,2}\w+)*): ", r"\1: and `\2`: ", line)
+            parts = re.split(r"(`[^`]+`)", line)
+            parts[::2] = [re.sub(r"(?<=\S)\*|\*(?=\S)|\||(?<=\w)_(?!\w)", r"\\\g<0>", x) for x in parts[::2]]
+            line = re.sub(r"(?<![`\w])`([^`]+)`(?!`)", name_or_code, "".join(parts))
         rewritten.append(line)
         if line.strip() == "Returns:":
             rewritten.append(
