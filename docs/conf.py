@@ -116,19 +116,22 @@ def to_restructured_text(app, what, path, found, options, lines):
         entry = entries.get(match[1])
         return f":py:obj:`{match[1]} <{entry}>`\\ " if entry else f"``{match[1]}``\\ "
 
-    rewritten, code = [], False
+    rewritten, code, example = [], False, False
     for line in lines:
         indent = len(line) - len(line.lstrip())
-        begins = indent >= 4 and rewritten[-1:] == [""] and not line.lstrip().startswith(">>>")
+        example = line.lstrip().startswith(">>>") or (example and bool(line))
+        begins = indent >= 4 and rewritten[-1:] == [""] and not example
         before = next((x for x in reversed(rewritten) if x), "")
         if begins and not code and before[:1].strip():
             rewritten += ["::", ""]
             code = True
         elif line and indent < 4:
             code = False
-        if not code and not line.lstrip().startswith(">>>"):
+        if not code and not example:
             # "first, second: ..." describes two arguments; Napoleon would take the first for a type.
-            line = re.sub(r"^( +\*?\w+), (\*{0,2}\w+(?:, \*{0,2}\w+)*): ", r"\1: and `\2`: ", line)
+            line = re.sub(
+                r"^( +\*?(?!\w*Error)\w+), (\*{0,2}\w+(?:, \*{0,2}\w+)*): ", r"\1: and `\2`: ", line
+            )
             parts = re.split(r"(`[^`]+`)", line)
             parts[::2] = [re.sub(r"(?<=\S)\*|\*(?=\S)|\||(?<=\w)_(?!\w)", r"\\\g<0>", x) for x in parts[::2]]
             line = re.sub(r"(?<![`\w])`([^`]+)`(?!`)", name_or_code, "".join(parts))

@@ -136,6 +136,12 @@ def reachable(space: Space, cost: Cost) -> dict[str, tuple]:
     Args:
       space: the search space.
       cost: a function from an architecture to {name: number}, traceable.
+
+    Example:
+      >>> space = Space(width=Choice(8, 16).repeat(3))
+      >>> ranges = search.reachable(space, lambda arch: {"units": 8 * (1 + arch["width"]).sum()})
+      >>> tuple(int(x) for x in ranges["units"])
+      (24, 48)
     """
     with jax.ensure_compile_time_eval():
         codes = catalog(space)

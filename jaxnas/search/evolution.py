@@ -34,6 +34,11 @@ class Evolution(Strategy):
         (P_d in the paper).
       layer_probability: of resampling a decision at each position where it is repeated (P_m).
       random_first: how many evaluations are random before there are children; at least one generation is.
+
+    Example:
+      >>> space = Space(width=Choice(*range(8)).repeat(3))
+      >>> settings = dict(population=10, parents=4, mutations=5, crossovers=5)
+      >>> strategy = search.Evolution(space, evaluations=60, **settings)
     """
 
     name = "evolution"
@@ -124,6 +129,10 @@ class RegularizedEvolution(Strategy):
       sample: how many of them, different ones, take part in a tournament.
       unique: never evaluate an architecture twice.
       batch: how many to ask for at a time; more than one evaluates in parallel.
+
+    Example:
+      >>> space = Space(width=Choice(*range(8)).repeat(3))
+      >>> strategy = search.RegularizedEvolution(space, evaluations=100, population=20, sample=5)
     """
 
     population: int = 50

@@ -17,6 +17,12 @@ class RandomSearch(Strategy):
 
     Attributes:
       batch: how many to ask for at a time.
+
+    Example:
+      >>> strategy = search.RandomSearch(Space(width=Choice(1, 2, 3)), evaluations=3, batch=3)
+      >>> archs, state = strategy.ask(strategy.init(jax.random.key(0)))
+      >>> sorted(archs["width"].tolist())
+      [0, 1, 2]
     """
 
     name = "random"

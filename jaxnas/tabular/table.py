@@ -187,6 +187,13 @@ def from_arrays(
       TypeError: architectures that are no indices, or no space.
       ValueError: an architecture that is not in the space or is there twice, an infinite metric, or lengths
         or names that disagree.
+
+    Example:
+      >>> space = Space(width=Choice(64, 128), op=Choice("conv", "attention"))
+      >>> measured, objectives = {"accuracy": np.array([71, 74, 73, 78], np.float32)}, {"accuracy": "max"}
+      >>> table = tabular.from_arrays("mine", space, space.enumerate(), measured, objectives=objectives)
+      >>> float(table.metric("accuracy")(space.largest()))
+      78.0
     """
     check_space(space, name)
     for key, indices in archs.items():

@@ -144,6 +144,11 @@ def make_evaluator(
     Raises:
       TypeError: no task, or no network.
       ValueError: a role that the data do not have, or that is not for evaluations.
+
+    Example:
+      >>> evaluate = training.make_evaluator(task, net, "search")  # doctest: +SKIP
+      >>> evaluate(variables, net.space.sample(key, 50))["accuracy"].shape  # doctest: +SKIP
+      (50,)
     """
     if limit is not None and limit < 1:
         raise ValueError(f"make_evaluator: limit is {limit}, expected at least 1 batch, or None for all.")
