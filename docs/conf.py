@@ -44,30 +44,36 @@ html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_copy_source = False
 html_show_sourcelink = False
-html_theme_options = {"show_toc_level": 2, "use_fullscreen_button": False, "use_download_button": False}
+html_theme_options = {
+    "navbar_persistent": [],  # the sidebar has the field already
+    "show_toc_level": 2,
+    "use_download_button": False,
+    "use_fullscreen_button": False,
+}
+toc_object_entries_show_parents = "hide"
 
 # A page of the reference for each of these modules, with all its public names.
 REFERENCE = {
-    "jaxnas": "Spaces, supernets, costs, extraction",
-    "jaxnas.training": "Training",
-    "jaxnas.recipes": "Recipes: which architectures a step trains",
-    "jaxnas.search": "Strategies and searches",
-    "jaxnas.runs": "Runs: search, select, finish, retrain",
-    "jaxnas.tasks": "Tasks",
-    "jaxnas.data": "Data",
-    "jaxnas.supernets": "Supernets of published systems",
-    "jaxnas.spaces": "Published search spaces",
-    "jaxnas.elastic": "Elastic layers",
+    "jaxnas": "spaces, supernets, costs, extraction",
+    "jaxnas.training": "fit, evaluate, resume",
+    "jaxnas.recipes": "which architectures a step trains",
+    "jaxnas.search": "strategies and searches",
+    "jaxnas.runs": "search, select, finish, retrain",
+    "jaxnas.tasks": "data, loss and metrics",
+    "jaxnas.data": "data sets",
+    "jaxnas.supernets": "supernets of published systems",
+    "jaxnas.spaces": "published search spaces",
+    "jaxnas.elastic": "elastic layers",
     "jaxnas.hf": "Hugging Face checkpoints",
-    "jaxnas.predictors": "Predictors",
-    "jaxnas.tabular": "Tables",
-    "jaxnas.latency": "Latency",
-    "jaxnas.executors": "Executors",
-    "jaxnas.nnx": "Flax NNX",
-    "jaxnas.optuna": "Optuna",
-    "jaxnas.report": "Pages of runs",
-    "jaxnas.experiments": "Configs",
-    "jaxnas.testing": "Checks of networks",
+    "jaxnas.predictors": "models of scores",
+    "jaxnas.tabular": "tables of trained networks",
+    "jaxnas.latency": "timing networks",
+    "jaxnas.executors": "workers",
+    "jaxnas.nnx": "networks as Flax NNX modules",
+    "jaxnas.optuna": "studies and samplers",
+    "jaxnas.report": "pages of runs",
+    "jaxnas.experiments": "configs",
+    "jaxnas.testing": "checks of networks",
 }
 
 
@@ -85,6 +91,7 @@ def write_reference(app):
     for path, title in REFERENCE.items():
         module = importlib.import_module(path)
         names = public_names(module)
+        title = f"{path}: {title}"
         lines = [title, "=" * len(title), "", f".. automodule:: {path}", "   :no-members:", ""]
         lines += [f".. currentmodule:: {path}", "", ".. autosummary::", "   :nosignatures:", ""]
         lines += [f"   {name}" for name in names] + [""]

@@ -13,7 +13,7 @@ def rows(page, first):
     """The cells of the table whose first row has this first cell, below its header."""
     lines = (HERE / "benchmarks" / f"{page}.md").read_text().splitlines()
     begin = next(i for i, line in enumerate(lines) if line.startswith(f"|{first}|"))
-    table = [line.strip("|").split("|") for line in lines[begin + 2 :]]
+    table = [line[1:-1].split("|") for line in lines[begin + 2 :]]
     end = next((i for i, cells in enumerate(table) if len(cells) < 2), len(table))
     return [[cell.strip() for cell in cells] for cells in table[:end]]
 
@@ -23,18 +23,17 @@ def numbers(text):
     return [float(x) for x in re.findall(r"-?\d*\.?\d+", text.replace(",", " "))]
 
 
-def bars(name, labels, series, label, low=0.0):
-    """A horizontal bar with a spread for each label and series: {name: [(mean, spread)]}."""
-    figure, axes = plt.subplots(figsize=(7, 0.5 + 0.32 * len(labels) * len(series)), layout="constrained")
-    height = 0.8 / len(series)
+def points(name, labels, series, label):
+    """A point with its spread for each label and series: {name: [(mean, spread)]}."""
+    figure, axes = plt.subplots(figsize=(7, 0.7 + 0.3 * len(labels)), layout="constrained")
     for k, (title, values) in enumerate(series.items()):
-        places = [i + (k - (len(series) - 1) / 2) * height for i in range(len(labels))]
+        places = [i + (k - (len(series) - 1) / 2) * 0.16 for i in range(len(labels))]
         means, spreads = zip(*values, strict=True)
-        axes.barh(places, means, height * 0.9, xerr=spreads, label=title, error_kw={"linewidth": 1})
+        axes.errorbar(means, places, xerr=spreads, fmt="o", label=title, capsize=2)
     axes.set_yticks(range(len(labels)), labels)
     axes.invert_yaxis()
-    axes.set_xlim(left=low)
     axes.set_xlabel(label)
+    axes.grid(axis="y", alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
     if len(series) > 1:
         axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
@@ -55,31 +54,33 @@ def main():
         (cells[0][0], numbers(cells[2])) for cells in rows("vision", "space") if cells[0][1:2] in ("", " ")
     ]
     seeds = {f"seed {i}": [(errors[i], 0.0) for _, errors in spaces] for i in range(3)}
-    bars("s3", [f"space {name}" for name, _ in spaces], seeds, "E-T error on CIFAR-10, %", 40)
+    points("s3", [f"space {name}" for name, _ in spaces], seeds, "E-T error on CIFAR-10, %")
 
     found = {cells[1]: cells for cells in rows("vision", "config, one seed")[2:]}
     test = numbers(found["random search; largest"][4])
     named = {"found, 27 % of the products": numbers(found["found"][4])[0], "random search": test[0]}
     values = [(x, 0.47) for x in (*named.values(), test[1])]
-    bars("hybrids", [*named, "largest"], {"NASViT's blocks": values}, "test accuracy on digits, %", 95)
+    points("hybrids", [*named, "largest"], {"NASViT's blocks": values}, "test accuracy on digits, %")
 
     alone = [cells for cells in rows("attention", "mechanism") if "±" in cells[1]]
     series = {"up to 100 symbols": [pair(c[1]) for c in alone], "up to 200": [pair(c[3]) for c in alone]}
-    bars("dartformer", [cells[0] for cells in alone], series, "search accuracy on ListOps, alone, %", 25)
+    points("dartformer", [cells[0] for cells in alone], series, "search accuracy on ListOps, alone, %")
 
     cora = {cells[0]: cells[1] for cells in rows("attention", "network")}
     values = {name: pair(cora[name]) for name in ("found", "random search", "found, published")}
     for name in ("GCN; published", "GAT by loss; published"):
         kind, (ours, theirs) = name.split()[0].strip(";"), cora[name].split(";")
         values |= {kind: pair(ours), f"{kind}, published": pair(theirs)}
-    bars("autoattend", list(values), {"": list(values.values())}, "test accuracy on Cora, %", 78)
+    points("autoattend", list(values), {"": list(values.values())}, "test accuracy on Cora, %")
 
     budgets = rows("pretrained", "budget")
     series = {
         title: [pair(cells[k]) for cells in budgets]
         for k, title in ((1, "solver"), (2, "solver, distilled"), (3, "uniform"), (4, "uniform, distilled"))
     }
-    bars("smollm2", [f"{cells[0]} kept" for cells in budgets], series, "test perplexity (whole network 36.1)")
+    points(
+        "smollm2", [f"{cells[0]} kept" for cells in budgets], series, "test perplexity (whole network 36.1)"
+    )
 
 
 if __name__ == "__main__":
