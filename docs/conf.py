@@ -1,6 +1,6 @@
 """Sphinx builds the documentation with these settings: `make docs`."""
 
-import importlib
+import importlib.util
 import inspect
 import pathlib
 import re
@@ -42,17 +42,15 @@ html_theme = "sphinx_book_theme"
 html_title = "jaxnas"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
-html_copy_source = False
 html_show_sourcelink = False
 html_theme_options = {
     "navbar_persistent": [],  # the sidebar has the field already
     "show_toc_level": 2,
-    "use_download_button": False,
     "use_fullscreen_button": False,
 }
 toc_object_entries_show_parents = "hide"
 
-# A page of the reference for each of these modules, with all its public names.
+# A page of the reference for each of these modules that exists, with all its public names.
 REFERENCE = {
     "jaxnas": "spaces, supernets, costs, extraction",
     "jaxnas.training": "fit, evaluate, resume",
@@ -67,7 +65,9 @@ REFERENCE = {
     "jaxnas.hf": "Hugging Face checkpoints",
     "jaxnas.predictors": "models of scores",
     "jaxnas.tabular": "tables of trained networks",
+    "jaxnas.proxies": "zero-cost proxies",
     "jaxnas.latency": "timing networks",
+    "jaxnas.trackers": "figures of runs elsewhere",
     "jaxnas.executors": "workers",
     "jaxnas.nnx": "networks as Flax NNX modules",
     "jaxnas.optuna": "studies and samplers",
@@ -75,6 +75,7 @@ REFERENCE = {
     "jaxnas.experiments": "configs",
     "jaxnas.testing": "checks of networks",
 }
+REFERENCE = {path: title for path, title in REFERENCE.items() if importlib.util.find_spec(path)}
 
 
 def public_names(module):
