@@ -70,12 +70,24 @@ REFERENCE = {
     "jaxnas.trackers": "figures of runs elsewhere",
     "jaxnas.executors": "workers",
     "jaxnas.nnx": "networks as Flax NNX modules",
+    "jaxnas.evosax": "evolution strategies of evosax",
+    "jaxnas.onnx": "networks as ONNX files",
     "jaxnas.optuna": "studies and samplers",
     "jaxnas.report": "pages of runs",
     "jaxnas.experiments": "configs",
     "jaxnas.testing": "checks of networks",
 }
-REFERENCE = {path: title for path, title in REFERENCE.items() if importlib.util.find_spec(path)}
+
+
+def importable(path):
+    """Whether there is a module, and what it is a bridge to is installed."""
+    try:
+        return importlib.util.find_spec(path) is not None and bool(importlib.import_module(path))
+    except ImportError:
+        return False
+
+
+REFERENCE = {path: title for path, title in REFERENCE.items() if importable(path)}
 
 
 def public_names(module):
