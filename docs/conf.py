@@ -139,6 +139,9 @@ def to_restructured_text(app, what, path, found, options, lines):
     rewritten, code, example = [], False, False
     for line in lines:
         indent = len(line) - len(line.lstrip())
+        last = rewritten[-1] if rewritten else ""
+        if 0 < indent < 4 and last[:1].isalnum() and not last.endswith(":"):
+            line, indent = line.lstrip(), 0  # a paragraph goes on
         example = line.lstrip().startswith(">>>") or (example and bool(line))
         begins = indent >= 4 and rewritten[-1:] == [""] and not example
         before = next((x for x in reversed(rewritten) if x), "")
@@ -157,9 +160,8 @@ def to_restructured_text(app, what, path, found, options, lines):
             line = re.sub(r"(?<![`\w])`([^`]+)`(?!`)", name_or_code, "".join(parts))
         rewritten.append(line)
         if line.strip() == "Returns:":
-            rewritten.append(
-                " " * (indent + 2) + r"\ "
-            )  # else a colon in the sentence makes its begin a type
+            # Napoleon would take a sentence up to its colon for the type.
+            rewritten.append(" " * (indent + 2) + r"\ ")
     lines[:] = rewritten
 
 
