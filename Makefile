@@ -3,7 +3,7 @@
 VENV ?= .venv
 CONSTRAINTS ?= constraints.txt
 # What `make test` and `make lint` install beside the package (setup.cfg says what is in each).
-EXTRAS ?= test,dev,torch
+EXTRAS ?= test,dev,torch,docs
 WORKERS ?= 2
 PYTEST_ARGS ?=
 
@@ -13,11 +13,12 @@ PYTHON ?= $(shell for p in $(CANDIDATES); do if $$p -c '$(SUITABLE)' 2>/dev/null
 PIP = $(VENV)/bin/python -m pip --disable-pip-version-check
 METADATA = setup.cfg pyproject.toml $(CONSTRAINTS)
 
-.PHONY: help demo test test-all test-nightly lint clean
+.PHONY: help demo docs test test-all test-nightly lint clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo   trains a supernet on real images, searches it and writes runs/demo/report.html"
+	@echo "make docs   builds the documentation, with the reference of every public name, into build/docs"
 	@echo "make test   checks style and types, then runs the quick tests (5 minutes)"
 	@echo "make test-all      checks style and types, then runs all tests but the nightly ones (25 minutes)"
 	@echo "make test-nightly  runs what is left: clusters, buckets, several processes, all pairs (an hour)"
@@ -31,6 +32,10 @@ help:
 demo: $(VENV)/.installed
 	$(VENV)/bin/jaxnas train_supernet --config=autoformer_digits --workdir=runs/demo
 	$(VENV)/bin/jaxnas search --config=autoformer_digits --workdir=runs/demo
+
+docs: $(VENV)/.installed-docs
+	$(VENV)/bin/python -m sphinx -W --keep-going -j auto docs build/docs
+	@echo "Open build/docs/index.html"
 
 # tests/tiers.py says which tests are in which tier.
 PYTEST = $(VENV)/bin/python -m pytest -n $(WORKERS) --dist=loadfile --no-loadscope-reorder --max-worker-restart=0
@@ -74,4 +79,9 @@ $(VENV)/.installed: $(VENV)/.made $(METADATA)
 $(VENV)/.installed-test: $(VENV)/.installed
 	@echo "Installing what the tests need into $(VENV): $(EXTRAS) ..."
 	@$(PIP) install --quiet --constraint $(CONSTRAINTS) --no-build-isolation --editable '.[$(EXTRAS)]'
+	@touch $@
+
+$(VENV)/.installed-docs: $(VENV)/.installed
+	@echo "Installing what the documentation needs into $(VENV) ..."
+	@$(PIP) install --quiet --constraint $(CONSTRAINTS) --no-build-isolation --editable '.[docs]'
 	@touch $@

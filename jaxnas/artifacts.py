@@ -96,6 +96,14 @@ def save_subnet(
         batch statistics that nothing has made; see `jaxnas.calibrate`.
       TypeError: an `extra` that JSON cannot hold, or a network that does not keep the contract.
       FileExistsError: the folder holds other files too.
+
+    Example:
+      >>> import tempfile
+      >>> net = supernets.TableMlp(spaces.mlp((8,), (1,), (8,)), num_outputs=1)  # of one architecture
+      >>> variables = jaxnas.init(net, jax.random.key(0), (1, 4))
+      >>> folder = tempfile.mkdtemp()
+      >>> jaxnas.save_subnet(folder, net, variables, (1, 4))
+      >>> loaded, weights = jaxnas.load_subnet(folder)
     """
     name = type(net).__name__
     if _ours().get(name, type(net)) is not type(net):
@@ -170,6 +178,10 @@ def load_subnet(path: str | os.PathLike, module: Any = None) -> tuple[Any, Varia
       FileNotFoundError: the folder, or a file in it, is missing.
       ValueError: a damaged file, another format, an unknown module, or tensors that aren't those of
         the module, or not finite; the message says which.
+
+    Example:
+      >>> net, variables = jaxnas.load_subnet("runs/demo/subnet")  # doctest: +SKIP
+      >>> logits = net.apply(variables, images)  # doctest: +SKIP
     """
     folder = files.as_path(path)
     if not folder.is_dir():

@@ -62,6 +62,11 @@ class Choice:
       active: the name of an int choice; position l is active iff l < its value.
       condition: (name, options): active iff that choice has one of these options.
       per_position: the options of each position where they differ, else None.
+
+    Example:
+      >>> space = Space(depth=Choice(1, 2), heads=Choice(2, 4).repeat(2, active="depth"))
+      >>> space.cardinality
+      6
     """
 
     options: tuple[Option, ...]

@@ -43,6 +43,14 @@ def cost(net: Any, inputs: Any) -> Cost:
     Raises:
       TypeError, ValueError: a network whose costs cannot be told exactly; see `jaxnas.network`.
         The function raises them for a concrete architecture that is not in the space.
+
+    Example:
+      >>> net = supernets.TableMlp(spaces.mlp((8, 16), (1,), (8, 16)), num_outputs=1)
+      >>> cost_of = jaxnas.cost(net, jax.ShapeDtypeStruct((1, 4), "float32"))
+      >>> {name: int(x) for name, x in cost_of(net.space.smallest()).items()}
+      {'params': 225, 'macs': 168}
+      >>> cost_of(net.space.sample(jax.random.key(0), 1000))["macs"].shape
+      (1000,)
     """
     recorded = network.annotated(net, inputs)
     tables = {

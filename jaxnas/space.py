@@ -58,6 +58,13 @@ class Space:
 
     Attributes:
       decisions: the name and the choice of each decision, in order.
+
+    Example:
+      >>> space = Space(width=Choice(32, 64), op=Choice("conv", "attention").repeat(2))
+      >>> space.to_dict(space.largest())
+      {'width': 64, 'op': ['attention', 'attention']}
+      >>> {name: x.shape for name, x in space.sample(jax.random.key(0), 5).items()}
+      {'width': (5,), 'op': (5, 2)}
     """
 
     decisions: tuple[tuple[str, Choice], ...]

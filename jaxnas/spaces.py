@@ -92,6 +92,10 @@ def autoformer(size: str) -> Space:
 
     For images of 224 x 224 and patches of 16 x 16, with heads of width 64. The published networks are
     members.
+
+    Example:
+      >>> list(spaces.autoformer("tiny"))
+      ['embed_dim', 'depth', 'num_heads', 'mlp_ratio']
     """
     return vit(*_size(size, _AUTOFORMER))
 

@@ -60,6 +60,12 @@ def init(net: Any, key: jax.Array, inputs: Any) -> Variables:
 
     Raises:
       TypeError, ValueError: a network that does not keep the contract, or no inputs; see `jaxnas.network`.
+
+    Example:
+      >>> net = supernets.TableMlp(spaces.mlp((8, 16), (1,), (8, 16)), num_outputs=1)
+      >>> variables = jaxnas.init(net, jax.random.key(0), (1, 4))
+      >>> list(variables)
+      ['params']
     """
     network.check_contract(net)
     shapes = specification(inputs)
@@ -108,6 +114,14 @@ def extract(
         much (up to 1e-3); parameters or products that are not those
         that its annotations count; batch statistics that have their initial values; with `verify`, a network
         that `jaxnas.testing.check_network` refuses.
+
+    Example:
+      >>> net = supernets.TableMlp(spaces.mlp((8, 16), (1,), (8, 16)), num_outputs=1)
+      >>> inputs = jax.random.normal(jax.random.key(1), (5, 4))
+      >>> variables = jaxnas.init(net, jax.random.key(0), inputs)
+      >>> small, small_variables, error = jaxnas.extract(net, variables, net.space.smallest(), verify=inputs)
+      >>> small.apply(small_variables, inputs).shape, error < 1e-5
+      ((5, 1), True)
     """
     if rebuild is not None and (verify is None or not hasattr(net, "annotations")):
         raise ValueError("extract(rebuild=...) needs verify=batch, and a network that jaxnas.supernet made.")

@@ -1,14 +1,25 @@
-"""The documents: their Python examples run, their links lead somewhere, and they stay short."""
+"""The documents: the site builds, examples run, links lead somewhere, and they stay short."""
 
+import doctest
+import functools
+import importlib
 import itertools
+import json
+import os
 import pathlib
 import re
+import runpy
+import subprocess
+import sys
 
 import hf_checkpoints
 import in_process
+import jax
 import pytest
 from PIL import Image
 
+import jaxnas
+from jaxnas import Choice, Space, runs, search, training
 from jaxnas.experiments.configs import CONFIGS
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -16,6 +27,15 @@ DOCUMENTS = [
     *(ROOT / f"{name}.md" for name in ("README", "ARCHITECTURE", "BUILD_NOTES", "CHANGELOG")),
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
+NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
+# What the examples of docstrings take as imported; the page of the reference says so.
+IMPORTED = """
+import jax, jaxnas
+import jax.numpy as jnp
+import numpy as np
+from jaxnas import Choice, Depth, Size, Skip, Space
+from jaxnas import data, predictors, recipes, runs, search, spaces, supernets, tabular, tasks, training
+"""
 
 
 def name_of(path):
@@ -30,6 +50,12 @@ def python_of(text):
         inside = line == "```python" if fence else inside
         lines.append(line if inside and not fence else "")
     return "\n".join(lines) + "\n"
+
+
+def cells_of(path, kind):
+    """The text of all cells of a kind."""
+    cells = json.loads(path.read_text())["cells"]
+    return ["".join(cell["source"]) for cell in cells if cell["cell_type"] == kind]
 
 
 @pytest.fixture
@@ -59,11 +85,77 @@ def test_the_examples_run_in_their_order(path, files, monkeypatch):
     in_process.script(script)
 
 
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=name_of)
+def test_notebooks_run_with_few_steps(path, files, monkeypatch):
+    """As `test_any_network`, from the first cell to the last."""
+    code = "\n\n".join(cells_of(path, "code"))
+    if "transformers" in code:
+        pytest.importorskip("transformers", reason="the extra torch")
+    pytest.importorskip("IPython", reason="the extra docs")
+    hf_checkpoints.tiny(files / "smollm2")
+    (files / "text.txt").write_text("Call me whatever you like. " * 4000)
+    training_of, search_of = training.Training, runs.Search
+    monkeypatch.setattr(training, "Training", lambda **given: training_of(**given | {"steps": 10}))
+    monkeypatch.setattr(jaxnas, "supernet", functools.partial(jaxnas.supernet, form="masked"))
+    drawn = search.RandomSearch(Space(any=Choice(1)), evaluations=2, batch=2)  # the run's own space follows
+
+    def few(method=None, **settings):
+        replaced = isinstance(method, runs.Replacements)
+        return search_of(method if replaced else runs.ByStrategy(drawn), **settings | {"most_share": 1.0})
+
+    monkeypatch.setattr(runs, "Search", few)
+    monkeypatch.chdir(files)
+    (files / "notebook.py").write_text(code)
+    in_process.script(files / "notebook.py")
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=name_of)
+def test_notebooks_run_as_they_stand(path, files):
+    pytest.importorskip("nbclient", reason="the extra docs")
+    hf_checkpoints.tiny(files / "smollm2")
+    (files / "text.txt").write_text("Call me whatever you like. " * 4000)
+    runpy.run_path(str(ROOT / "docs" / "run_notebooks.py"))["run"](path, files)
+
+
+def test_docstrings_have_examples_that_hold(monkeypatch, tmp_path):
+    """Each public name's docstring, if it has an example; many have."""
+    monkeypatch.chdir(tmp_path)
+    reference = runpy.run_path(str(ROOT / "docs" / "conf.py"))
+    run = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
+    printed, count = [], 0
+    scope = {}
+    exec(IMPORTED, scope)
+    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
+        for path in reference["REFERENCE"]:
+            module = importlib.import_module(path)
+            for name in reference["public_names"](module):
+                text = getattr(module, name).__doc__ or ""
+                if ">>>" in text:
+                    count += 1
+                    test = doctest.DocTestParser().get_doctest(text, dict(scope), f"{path}.{name}", None, 0)
+                    run.run(test, out=printed.append)
+    assert not run.failures, "".join(printed)
+    assert count >= 30
+
+
+def test_the_site_builds_without_warnings(tmp_path):
+    pytest.importorskip("sphinx", reason="the extra docs")
+    command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-d", tmp_path / "trees"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "default"}
+    done = subprocess.run(
+        [*command, ROOT / "docs", tmp_path / "site"], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    pages = {str(page.relative_to(tmp_path / "site")) for page in (tmp_path / "site").rglob("*.html")}
+    assert {"index.html", "notebooks/linen.html", "api/jaxnas.search.html", "gallery.html"} < pages
+
+
 def test_links_files_programs_and_configs_exist():
     """A file of the package may be named from the package on, as `elastic/loop.py`."""
     missing = []
-    for path in DOCUMENTS:
-        text = path.read_text()
+    for path in (*DOCUMENTS, *NOTEBOOKS):
+        text = path.read_text() if path.suffix == ".md" else "\n".join(cells_of(path, "markdown"))
         targets = re.findall(r"\]\(([^)\s]+)\)", text)
         local = {target.partition("#")[0] for target in targets if "://" not in target} - {""}
         named = set(re.findall(r"`((?:\w+/)+\w+\.py)`", text))
@@ -74,6 +166,27 @@ def test_links_files_programs_and_configs_exist():
         lost |= {file for file in named if not ((ROOT / file).exists() or (ROOT / "jaxnas" / file).exists())}
         missing += [(name_of(path), name) for name in lost]
     assert not missing
+
+
+def test_names_of_jaxnas_in_the_documents_exist():
+    """Such as `search.Evolution`, in text and tables."""
+    modules = {name for name in jaxnas.__all__ if type(getattr(jaxnas, name)) is type(jaxnas)}
+    packages, missing = "|".join(modules - {"nnx", "optuna"}), []  # whose names others have, too
+    for path in (*set(DOCUMENTS) - {ROOT / "CHANGELOG.md", ROOT / "BUILD_NOTES.md"}, *NOTEBOOKS):
+        text = path.read_text() if path.suffix == ".md" else "\n".join(cells_of(path, "markdown"))
+        for dotted in re.findall(rf"`(?:jaxnas\.)?((?:{packages})\.(?!py|html)[A-Za-z]\w*)\b[^`/]*`", text):
+            package, name = dotted.split(".")
+            fields = {*dir(getattr(jaxnas, package)), *FIELDS.get(package, ())}
+            if name not in fields:
+                missing.append((name_of(path), dotted))
+    assert not missing
+
+
+# Packages whose names are fields of a config, too, as in `--set training.steps=300`.
+FIELDS = {
+    "training": training.Training.__dataclass_fields__,
+    "search": runs.Search.__dataclass_fields__,
+}
 
 
 def test_the_readme_is_short_and_so_is_training_to_report_of_a_users_own_network_and_data():

@@ -35,7 +35,7 @@ def test_runs(path, folder, monkeypatch):
     assert (folder / "runs" / path.stem).is_dir()
 
 
-@pytest.mark.parametrize("library", ["linen", *tiers.nightly("nnx", "equinox")])
+@pytest.mark.parametrize("library", tiers.nightly("equinox"))
 def test_any_network(library, tmp_path, monkeypatch):
     """From a network without jaxnas to the found one on the disk, by a few steps and architectures."""
     monkeypatch.chdir(tmp_path)

@@ -285,6 +285,14 @@ def analyze(model: Any, variables: Any = None, inputs: Any = None) -> Groups:
     Raises:
       TypeError: a model of another kind, or missing variables.
       ValueError: a model that cannot be traced with these inputs.
+
+    Example:
+      >>> def mlp(variables, x):
+      ...     params = variables["params"]
+      ...     return jax.nn.relu(x @ params["up"]) @ params["down"]
+      >>> variables = {"params": {"up": jnp.ones((4, 16)), "down": jnp.ones((16, 2))}}
+      >>> [(group.name, group.size) for group in jaxnas.analyze(mlp, variables, jnp.ones((1, 4)))]
+      [('up/hidden', 16)]
     """
     if inputs is None:
         raise TypeError(

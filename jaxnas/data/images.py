@@ -218,6 +218,12 @@ def from_arrays(
 
     Raises:
       ValueError: arrays that do not fit each other, non-finite values, or constant images.
+
+    Example:
+      >>> images = np.random.default_rng(0).integers(0, 256, (100, 8, 8), np.uint8)
+      >>> digits = data.from_arrays(images, np.arange(100) % 10)  # holds images out for search and test
+      >>> len(digits.classes)
+      10
     """
     given = {"train": _images("images", images)}
     numbers, classes = number_labels(labels, classes, "from_arrays: labels")

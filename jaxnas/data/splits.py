@@ -109,6 +109,9 @@ class HeldOut:
       validation: share that monitors trainings.
       search: share that compares architectures.
       seed: of the draws.
+
+    Example:
+      >>> held_out = data.HeldOut(test=0.2, search=0.1, seed=1)  # for `data.from_arrays(..., held_out=)`
     """
 
     test: float = 0.2

@@ -59,6 +59,12 @@ def from_table(
 
     Raises:
       ValueError: arrays that do not fit each other, non-finite values, or constant rows or targets.
+
+    Example:
+      >>> x = np.random.default_rng(0).normal(size=(90, 4))
+      >>> given = data.from_table(x[:70], x[:70].sum(1), x[70:], x[70:].sum(1), name="sums")
+      >>> given.rows(x[:5]).shape  # standardized, for a trained network
+      (5, 4)
     """
     what = f"from_table ({name})"
     if (x_test is None) != (y_test is None):

@@ -35,6 +35,13 @@ class GaussianProcess:
         deviations or lengths. `scale` is in units of the root mean square distance.
       spread: standard deviations of the priors, in the logarithm.
       relative: divide squared distances by their mean, and products by the mean square.
+
+    Example:
+      >>> x, key = jnp.linspace(0, 1, 8)[:, None], jax.random.key(0)
+      >>> process = predictors.GaussianProcess()
+      >>> mean, std = process.predict(process.fit(key, x, x[:, 0], jnp.ones(8, bool)), x)
+      >>> mean.shape
+      (8,)
     """
 
     ranks: bool = True

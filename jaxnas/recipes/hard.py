@@ -77,6 +77,9 @@ class Uniform(_Sampling):
       architectures: how many are trained on each batch; their gradients are averaged.
       sampler: how they are drawn: `Random`, every option equally likely; `Stratified`, by size; `Attentive`.
       distill: see `Sandwich`; a teacher must be given.
+
+    Example:
+      >>> recipe = recipes.Uniform(sampler=recipes.Stratified(cost="params"))  # for `training.fit`
     """
 
     architectures: int = 1
@@ -116,6 +119,9 @@ class Sandwich(_Sampling):
       distill: how they learn from the largest; None to learn from the labels, as it does.
       project_after: share of the training after which the part of the largest one's gradient that points
         against the others' is dropped, 0 to 1 (NASViT, ICLR 2022); None for the plain mean.
+
+    Example:
+      >>> labels_only, distilled = recipes.Sandwich(), recipes.Sandwich(distill=recipes.Distillation())
     """
 
     random: int = 2

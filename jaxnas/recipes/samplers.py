@@ -57,6 +57,9 @@ class Stratified:
     Attributes:
       cost: its name, as "macs" or "params".
       candidates: architectures to choose from; more come nearer to the cost that was drawn.
+
+    Example:
+      >>> recipe = recipes.Uniform(sampler=recipes.Stratified(cost="macs", candidates=64))
     """
 
     cost: str = "macs"

@@ -181,6 +181,11 @@ class Search:
         none.
       ranked_steps: of each of these trainings; None for as many as a retraining has.
       incomplete: whether the weights of a training that was stopped may be searched.
+
+    Example:
+      >>> settings = runs.Search(most_share=0.4, ranked=20)  # of the parameters; tau of 20 networks
+      >>> settings.budget
+      'params'
     """
 
     method: Any = dataclasses.field(default=None, kw_only=False, metadata={"classes": METHODS})

@@ -116,6 +116,12 @@ def reachable(space: Space, cost: Cost) -> dict[str, tuple]:
     Exact for spaces of up to 20,000 architectures. In larger ones the element that helps most is changed
     until none helps, from the best of 1,026 architectures: exact for a cost that rises with each decision
     whatever the others (params, macs), or is a sum over decisions; for others the true range may be wider.
+
+    Example:
+      >>> space = Space(width=Choice(8, 16).repeat(3))
+      >>> ranges = search.reachable(space, lambda arch: {"units": 8 * (1 + arch["width"]).sum()})
+      >>> tuple(int(x) for x in ranges["units"])
+      (24, 48)
     """
     with jax.ensure_compile_time_eval():
         codes = catalog(space)

@@ -34,6 +34,11 @@ class Evolution(Strategy):
       random_first: how many evaluations are random before there are children; at least one generation is.
       first: architectures that are evaluated before any others, in their order, such as the best of many by a
         zero-cost proxy.
+
+    Example:
+      >>> space = Space(width=Choice(*range(8)).repeat(3))
+      >>> settings = dict(population=10, parents=4, mutations=5, crossovers=5)
+      >>> strategy = search.Evolution(space, evaluations=60, **settings)
     """
 
     name = "evolution"
@@ -124,6 +129,10 @@ class RegularizedEvolution(Strategy):
       unique: never evaluate an architecture twice.
       batch: how many to ask for at a time; more than one evaluates in parallel.
       first: architectures that are evaluated before any others; see `Evolution`.
+
+    Example:
+      >>> space = Space(width=Choice(*range(8)).repeat(3))
+      >>> strategy = search.RegularizedEvolution(space, evaluations=100, population=20, sample=5)
     """
 
     population: int = 50

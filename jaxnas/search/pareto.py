@@ -171,6 +171,12 @@ class NSGA2(Strategy):
       crossover_probability: of a child having two parents and not one.
       mutation_probability: of resampling each element; by default 0.3 / space.length, less than usual:
         children that are known are refused, and those that are left have changed more than the average.
+
+    Example:
+      >>> space = Space(x=Choice(*range(8)), y=Choice(*range(8)))
+      >>> strategy = search.NSGA2(space, evaluations=40, population=10, objectives=2)
+      >>> strategy.batch
+      10
     """
 
     population: int = 50

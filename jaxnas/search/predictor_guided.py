@@ -40,6 +40,11 @@ class PredictorGuided(Strategy):
       batch: how many to ask for at a time.
       pool: architectures to choose from, where only these can be evaluated.
       mutants: candidates made at a time, where the space can't be listed.
+
+    Example:
+      >>> space = Space(width=Choice(*range(6)).repeat(3))
+      >>> process, features = predictors.GaussianProcess(), predictors.one_hot(space)
+      >>> strategy = search.PredictorGuided(space, predictor=process, features=features, evaluations=12)
     """
 
     evaluations: int = 100

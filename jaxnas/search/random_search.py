@@ -13,7 +13,14 @@ from jaxnas.space import Arch
 
 @dataclasses.dataclass(frozen=True)
 class RandomSearch(Strategy):
-    """Random architectures within bounds, each evaluated once; use as `Strategy`."""
+    """Random architectures within bounds, each evaluated once; use as `Strategy`.
+
+    Example:
+      >>> strategy = search.RandomSearch(Space(width=Choice(1, 2, 3)), evaluations=3, batch=3)
+      >>> archs, state = strategy.ask(strategy.init(jax.random.key(0)))
+      >>> sorted(archs["width"].tolist())
+      [0, 1, 2]
+    """
 
     name = "random"
     learns = False  # it is what others are compared with

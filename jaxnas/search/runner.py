@@ -116,6 +116,12 @@ def run(
       ValueError: bounds that no architecture keeps, only failed evaluations (after 20, or at the end), or a
         history that is damaged or of another search, which stays as it is.
       OSError: before the first evaluation, if the history cannot be written.
+
+    Example:
+      >>> strategy = search.RandomSearch(Space(width=Choice(1, 2, 3)), evaluations=3, batch=3)
+      >>> found = search.run(strategy, lambda values: float(values["width"]), jax.random.key(0))
+      >>> strategy.space.to_dict(found.arch), float(found.score)
+      ({'width': 3}, 3.0)
     """
     check_search(strategy, evaluate, key, "architectures" if batched else "values")
     history = open_history(strategy, evaluate, key, history_path, name, objective)
@@ -153,6 +159,14 @@ def scan(strategy: Strategy, evaluate: Callable[..., Any], key: jax.Array) -> St
 
     Returns:
       The last state; its `codes`, `scores` [evaluations, ...] and `size` are the history, in order.
+
+    Example:
+      >>> strategy = search.RandomSearch(Space(width=Choice(1, 2, 3)), evaluations=3, batch=3)
+      >>> score = lambda archs: archs["width"].astype("float32")  # of a batch
+      >>> many = jax.vmap(lambda key: search.scan(strategy, score, key))
+      >>> keys = jax.random.split(jax.random.key(0), 1000)
+      >>> jax.eval_shape(many, keys).scores.shape  # `jax.jit(many)(keys)` runs a thousand searches
+      (1000, 3)
     """
     check_search(strategy, evaluate, key, "architectures")
     shape = (strategy.batch, *score_shape(strategy))

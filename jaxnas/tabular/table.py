@@ -172,6 +172,13 @@ def from_arrays(
       canonical: a traceable function from an architecture to the form that all equal networks share,
         instead of `classes`: it knows equal networks that have no row of their own, too.
       features, tokens: of the table, see `Table`.
+
+    Example:
+      >>> space = Space(width=Choice(64, 128), op=Choice("conv", "attention"))
+      >>> measured, objectives = {"accuracy": np.array([71, 74, 73, 78], np.float32)}, {"accuracy": "max"}
+      >>> table = tabular.from_arrays("mine", space, space.enumerate(), measured, objectives=objectives)
+      >>> float(table.metric("accuracy")(space.largest()))
+      78.0
     """
     check_space(space, name)
     for key, indices in archs.items():

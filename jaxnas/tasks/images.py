@@ -51,6 +51,13 @@ class Images(Classification[Dataset]):
       repeats: how often an image comes in a batch, each time augmented anew; 3 in DeiT.
       label_smoothing: probability that is spread over all classes.
       evaluation_batch_size: images at a time where networks are evaluated.
+
+    Example:
+      >>> images = np.random.default_rng(0).integers(0, 256, (80, 8, 8, 3), np.uint8)
+      >>> labels = np.arange(80) % 4
+      >>> given = data.from_arrays(images[:60], labels[:60], images[60:], labels[60:])
+      >>> tasks.Images(data=given, flip=True).sizes
+      {'train': 48, 'search': 12, 'test': 20}
     """
 
     data: str | Dataset

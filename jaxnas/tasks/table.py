@@ -27,6 +27,12 @@ class Table(Classification[tables.Table]):
       data: what `data.from_table` returns.
       label_smoothing: probability that is spread over all classes.
       evaluation_batch_size: rows at a time where networks are evaluated.
+
+    Example:
+      >>> x = np.random.default_rng(0).normal(size=(90, 4))
+      >>> task = tasks.Table(data=data.from_table(x[:70], x[:70].sum(1), x[70:], x[70:].sum(1), name="sums"))
+      >>> [metric.name for metric in task.metrics]
+      ['rmse', 'r2']
     """
 
     data: tables.Table

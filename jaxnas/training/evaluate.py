@@ -134,6 +134,11 @@ def make_evaluator(
       batch_size: rows at a time; None for the task's choice. Where devices share the rows it is rounded up.
       limit: batches at most; None for all of the role.
       calibration: training batches that batch statistics are made from.
+
+    Example:
+      >>> evaluate = training.make_evaluator(task, net, "search")  # doctest: +SKIP
+      >>> evaluate(variables, net.space.sample(key, 50))["accuracy"].shape  # doctest: +SKIP
+      (50,)
     """
     if limit is not None and limit < 1:
         raise ValueError(f"make_evaluator: limit is {limit}, expected at least 1 batch, or None for all.")

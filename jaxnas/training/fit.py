@@ -103,6 +103,15 @@ def fit(
       ConfigMismatch: a checkpoint of another training; the message names the fields that differ.
       DivergedError: a loss or gradient that is not finite, or a loss far above its course; the message
         names the last good checkpoint, and later ones are removed.
+
+    Example:
+      >>> x = np.random.default_rng(0).normal(size=(90, 4))
+      >>> task = tasks.Table(data=data.from_table(x[:70], x[:70].sum(1), x[70:], x[70:].sum(1), name="sums"))
+      >>> net = supernets.TableMlp(spaces.mlp((8, 16), (1,), (8, 16)), num_outputs=1)
+      >>> trained = training.fit(task, net, 3)
+      >>> evaluate = training.make_evaluator(task, net, "search")
+      >>> evaluate(trained.variables, net.space.sample(jax.random.key(0), 5))["rmse"].shape
+      (5,)
     """
     training = training if isinstance(training, Training) else Training(steps=training)
     setup = set_up(task, net, training, recipe, seed=seed, options=options)

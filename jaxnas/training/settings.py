@@ -48,6 +48,10 @@ class Training:
 
     Raises:
       ValueError: a number out of range, named.
+
+    Example:
+      >>> training.Training(steps=2000, learning_rate=3e-3, steps_per_call=10).warmup_steps is None
+      True
     """
 
     steps: int

@@ -71,6 +71,16 @@ def order(
       ValueError: missing batches or loss, batches or variables of another structure, scores of another shape
         or that are not finite, or a network that is another function afterwards, by more than 1e-5 of its
         largest output (.02 in half precision).
+
+    Example:
+      >>> def mlp(variables, x):
+      ...     params = variables["params"]
+      ...     return jax.nn.relu(x @ params["up"]) @ params["down"]
+      >>> variables = {"params": {"up": jnp.ones((4, 3)), "down": jnp.array([[1.0], [3.0], [2.0]])}}
+      >>> inputs = jnp.ones((2, 4))
+      >>> net = jaxnas.supernet(jaxnas.analyze(mlp, variables, inputs), {"up/hidden": Choice(1, 2, 3)})
+      >>> jaxnas.order(net, variables, [inputs], by="contributions")["params"]["down"].tolist()
+      [[3.0], [2.0], [1.0]]
     """
     groups = net.groups
     arrays, pairs = groups.arrays(variables), _pairs(groups, batches, by, loss)

@@ -22,7 +22,11 @@ from jaxnas.transform import regions, turns
 
 @dataclasses.dataclass(frozen=True)
 class Skip:
-    """Each module that a pattern matches may be left out, by a decision of its own."""
+    """Each module that a pattern matches may be left out, by a decision of its own.
+
+    Example:
+      >>> places = {"blocks_*": Skip()}  # for `jaxnas.supernet`: a decision "keep" or "skip" for each block
+    """
 
 
 @dataclasses.dataclass(frozen=True, init=False)
@@ -33,6 +37,9 @@ class Depth:
       options: numbers of modules.
       order: the modules by importance, most important first; those that run keep their places in the network.
         None for the first ones.
+
+    Example:
+      >>> places = {"blocks_*": Depth(8, 10, 12)}  # for `jaxnas.supernet`: the first blocks are kept
     """
 
     options: tuple[int, ...]
@@ -49,6 +56,10 @@ class Size:
 
     A decision that is repeated gives the value at the position of the match. For example, with the decisions
     "width" and "mlp_ratio", `Size(lambda width, mlp_ratio: int(width * mlp_ratio))`.
+
+    Example:
+      >>> places = {"blocks_*/hidden": Size(lambda ratio, width: int(ratio * width))}
+      >>> decisions = {"ratio": Choice(1.0, 2.0).repeat(2)}  # of `jaxnas.supernet`, beside a group "width"
     """
 
     function: Callable[..., int]

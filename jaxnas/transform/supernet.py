@@ -71,6 +71,16 @@ def supernet(
     Raises:
       ValueError: a name that the module's own space has, a pattern that matches nothing, sizes that a group
         cannot have, a module that cannot be skipped, or a group whose extracted network differs.
+
+    Example:
+      >>> def mlp(variables, x):
+      ...     params = variables["params"]
+      ...     return jax.nn.relu(x @ params["up"]) @ params["down"]
+      >>> variables = {"params": {"up": jnp.ones((4, 16)), "down": jnp.ones((16, 2))}}
+      >>> groups = jaxnas.analyze(mlp, variables, jnp.ones((1, 4)))
+      >>> net = jaxnas.supernet(groups, {"up/hidden": Choice(4, 8, 16)})
+      >>> net.apply(variables, jnp.ones((1, 4)), net.space.smallest()).tolist()  # of 4 hidden units
+      [[16.0, 16.0]]
     """
     own = groups.own
     if both := [name for name in own if name in choices or name in (decisions or {})]:

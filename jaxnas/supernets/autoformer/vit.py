@@ -111,6 +111,12 @@ class ViT(Declared):
       qkv_bias_by_heads: whether each number of heads has its own bias of queries, keys and values. A whole
         official checkpoint can be converted to such a network only, see `convert`.
       form: of the supernet; see `jaxnas.supernet`.
+
+    Example:
+      >>> space = spaces.vit(embed_dim=(16, 32), depth=(1, 2), num_heads=(1, 2), mlp_ratio=(2.0,))
+      >>> net = supernets.ViT(space, image_size=8, patch_size=4, num_classes=10, head_dim=8)
+      >>> int(jaxnas.cost(net, (1, 8, 8, 3))(space.largest())["params"])
+      16970
     """
 
     image_size: int
