@@ -88,7 +88,13 @@ def wait_for(ready, check=lambda: None):
 def kill_when(ready, binary, *flags):
     """Runs a binary in a process of its own, which is killed as soon as a condition holds."""
     command = [sys.executable, "-m", f"experiments.{binary}", *flags]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    threads = {
+        **os.environ,
+        "NPROC": "8",
+    }  # as in this process, which has eight devices: rounding is the same
+    process = subprocess.Popen(
+        command, cwd=ROOT, env=threads, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
 
     def check():
         assert process.poll() is None, f"ended before it could be killed: {process.stdout.read()}"
