@@ -54,8 +54,6 @@ def _program(*archs: int, batched: bool = True, static: tuple[int, ...] = (0,)) 
 class Space:
     """A search space: named choices, in the order given. Frozen and hashable: static under jit.
 
-        space = Space(depth=Choice(2, 3), num_heads=Choice(3, 4).repeat(3, active="depth"))
-
     Attributes:
       decisions: the name and the choice of each decision, in order.
 
@@ -63,8 +61,6 @@ class Space:
       >>> space = Space(width=Choice(32, 64), op=Choice("conv", "attention").repeat(2))
       >>> space.to_dict(space.largest())
       {'width': 64, 'op': ['attention', 'attention']}
-      >>> {name: x.shape for name, x in space.sample(jax.random.key(0), 5).items()}
-      {'width': (5,), 'op': (5, 2)}
     """
 
     decisions: tuple[tuple[str, Choice], ...]
@@ -107,15 +103,11 @@ class Space:
         return "Space(" + ", ".join(f"{name}={choice!r}" for name, choice in self.decisions) + ")"
 
     def _repr_html_(self) -> str:
-        rows = [
-            {
-                "choice": name,
-                "options": choice.options if choice.per_position is None else choice.per_position,
-                "positions": 1 if choice.length is None else choice.length,
-                "active by": choice.active or choice.condition,
-            }
-            for name, choice in self.decisions
-        ]
+        def row(name: str, choice: Choice) -> dict[str, Any]:
+            options, by = choice.per_position or choice.options, choice.active or choice.condition
+            return {"choice": name, "options": options, "positions": choice.length or 1, "active by": by}
+
+        rows = [row(name, choice) for name, choice in self.decisions]
         count = f"{self.cardinality:,}" if self.cardinality < 10**9 else f"{self.cardinality:.3g}"
         return display.table(rows, f"{count} architectures", most=len(rows))
 

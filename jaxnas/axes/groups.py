@@ -129,13 +129,9 @@ class Groups:
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        rows = [
-            {
-                **{"group": one.name, "kind": one.kind, "size": one.size, "axes": len(one.places)},
-                **{"parameters": one.parameters, "first axis": _axes(one.places[:1])},
-            }
-            for one in self
-        ]
+        names = ("group", "kind", "size", "parameters")
+        cells = ((one.name, one.kind, one.size, one.parameters) for one in self)
+        rows = [dict(zip(names, row, strict=True)) for row in cells]
         kept = "; ".join(f"{fixed.reason}: {len(fixed.places)} axes" for fixed in self.fixed)
         return display.table(rows, f"Fixed, {kept}" if kept else "", most=len(rows))
 
@@ -287,11 +283,9 @@ def analyze(model: Any, variables: Any = None, inputs: Any = None) -> Groups:
       ValueError: a model that cannot be traced with these inputs.
 
     Example:
-      >>> def mlp(variables, x):
-      ...     params = variables["params"]
-      ...     return jax.nn.relu(x @ params["up"]) @ params["down"]
-      >>> variables = {"params": {"up": jnp.ones((4, 16)), "down": jnp.ones((16, 2))}}
-      >>> [(group.name, group.size) for group in jaxnas.analyze(mlp, variables, jnp.ones((1, 4)))]
+      >>> mlp = lambda params, x: jax.nn.relu(x @ params["up"]) @ params["down"]
+      >>> params = {"up": jnp.ones((4, 16)), "down": jnp.ones((16, 2))}
+      >>> [(group.name, group.size) for group in jaxnas.analyze(mlp, params, jnp.ones((1, 4)))]
       [('up/hidden', 16)]
     """
     if inputs is None:

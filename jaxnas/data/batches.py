@@ -110,7 +110,9 @@ class Batches:
 def check_shards(batch_size: int, shard: tuple[int, int]) -> None:
     """Raises a ValueError for a batch that processes cannot share equally."""
     if batch_size % shard[1]:
-        raise ValueError(f"a batch of {batch_size} cannot be shared by {shard[1]} processes.")
+        raise ValueError(
+            f"a batch of {batch_size} cannot be shared by {shard[1]} processes; choose a multiple."
+        )
 
 
 def _part(rows: np.ndarray, shard: tuple[int, int]) -> np.ndarray:
@@ -172,8 +174,9 @@ class ContiguousBatches:
         n = len(self.stream)
         if self.batch_size * self.length > n - 1:
             raise ValueError(
-                f"{self.batch_size} rows of {self.length} tokens are more than the {n - 1} of the "
-                f"{self.stream.role!r} stream; rows of {(n - 1) // self.batch_size} would fit."
+                f"{self.batch_size} rows of {self.length} tokens and the next one are "
+                f"{self.batch_size * self.length + 1} tokens, and the {self.stream.role!r} stream has {n}; "
+                f"{self.batch_size} rows of {(n - 1) // self.batch_size} would fit."
             )
         check_shards(self.batch_size, self.shard)
 

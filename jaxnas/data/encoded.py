@@ -81,8 +81,7 @@ class SourceImages:
     """Images of one size, decoded on demand: indexing by an int array [b] gives uint8 [b, H, W, C].
 
     These are for evaluation: a sixteenth is cut off at each side, and the largest box in the middle of the
-      rest
-    is scaled to the size, which is the usual resizing to 256 and cropping to 224.
+    rest is scaled to the size, which is the usual resizing to 256 and cropping to 224.
 
     Args:
       records: encoded images of any size.

@@ -103,7 +103,8 @@ def different(rule: ListOps, stream: int, count: int, seen: set[bytes]) -> Itera
         vain = vain + 1 if found == before else 0
     raise ValueError(
         f"ListOps: after {found:,} of {count:,} expressions, {_PATIENCE * _TREES:,} trees had no new one "
-        f"with more than {rule.min_length} and fewer than {rule.max_length} tokens; ask for fewer examples."
+        f"with more than {rule.min_length} and fewer than {rule.max_length} tokens; ask for fewer examples, "
+        "or choose other lengths, a larger max_depth or max_args."
     )
 
 

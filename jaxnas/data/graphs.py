@@ -186,13 +186,16 @@ def load_graph(name: str, *, data_dir: str | os.PathLike | None = None) -> Graph
         nodes of the split, `idx_train`, `idx_val` and `idx_test`.
     """
     if name not in NAMES:
-        raise ValueError(f"unknown graph {name!r}, expected one of {', '.join(NAMES)}.")
+        raise ValueError(
+            f"unknown graph {name!r}, expected one of {', '.join(NAMES)}, or data.from_graph(...)."
+        )
     folder = data_root(data_dir)
     paths = [folder / f"{name}.npz", folder / "planetoid" / f"{name}.npz"]
     path = next((path for path in paths if path.is_file()), None)
     if path is None:
         raise FileNotFoundError(
-            f"{name} needs a file, {paths[0]} or {paths[1]}; give its folder as data_dir."
+            f"{name} needs a file of arrays; looked for {paths[0]} and {paths[1]}. Give its folder as "
+            "data_dir."
         )
     arrays = files.read_arrays(path)
     try:
@@ -223,23 +226,28 @@ class _Graph(NamedTuple):
         features, edges, labels = np.asarray(features), np.asarray(edges), as_labels(labels)
         if features.ndim != 2 or features.dtype.kind not in "biuf" or not features.size:
             raise ValueError(
-                f"{what}: features are {features.dtype}{list(features.shape)}; expected [nodes, features]."
+                f"{what}: features are {features.dtype}{list(features.shape)}; expected numbers [nodes, "
+                "features], and of a sparse matrix those of its toarray()."
             )
         features = features.astype(np.float32)
         if bad := int(np.sum(~np.isfinite(features).all(axis=1))):
             raise ValueError(f"{what}: the features of {bad:,} nodes are not finite numbers of float32.")
         count = len(features)
         if labels.shape != (count,):
-            raise ValueError(f"{what}: labels are {list(labels.shape)}; expected [{count}].")
+            raise ValueError(
+                f"{what}: labels are {list(labels.shape)}; expected one for each of {count:,} nodes."
+            )
         if not edges.size:  # A graph without edges, as an empty list is one.
             edges = np.zeros((0, 2), np.int64)
         if edges.ndim != 2 or edges.shape[1] != 2 or edges.dtype.kind not in "iu":
             raise ValueError(
-                f"{what}: edges are {edges.dtype}{list(edges.shape)}; expected integers [edges, 2]."
+                f"{what}: edges are {edges.dtype}{list(edges.shape)}; expected integers [edges, 2], a row "
+                "for each edge."
             )
         if ((edges < 0) | (edges >= count)).any():
             raise ValueError(
-                f"{what}: edges lead from {edges.min()} to {edges.max()}; nodes are 0 to {count - 1}."
+                f"{what}: edges lead from {edges.min()} to {edges.max()}; nodes are numbered from 0 to "
+                f"{count - 1}."
             )
         edges = edges[edges[:, 0] != edges[:, 1]].astype(np.int64)
         if undirected:

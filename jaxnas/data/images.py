@@ -58,8 +58,8 @@ class Dataset(Labeled):
             images = split.images
             if images.ndim != 4 or images.dtype.kind not in "iuf" or images.shape[1:] != train.shape[1:]:
                 raise ValueError(
-                    f"{self.name}: images to {role} are {images.dtype}{list(images.shape)}, those to train "
-                    f"on {train.dtype}{list(train.shape)}; expected numbers [n, H, W, C] of one size."
+                    f"{self.name}: images to {role} are {images.dtype}{list(images.shape)}, and those to "
+                    f"train on {train.dtype}{list(train.shape)}; expected numbers [n, H, W, C] of one size."
                 )
 
     @property
@@ -131,7 +131,10 @@ def _image_shape(name: str, shape: Sequence[Any], dtype: Any, size: int | None) 
     if len(shape) != 3 or dtype != np.uint8 or shape[2] not in ((1, 3) if many else (1, 2, 3, 4)):
         raise ValueError(f"{name} has images {dtype}{list(shape)}; expected uint8 [H, W, C].")
     if many == (size is None):
-        raise ValueError(f"{name} has images {list(shape)}, and image_size is {size}; it is for many sizes.")
+        raise ValueError(
+            f"{name} has images {list(shape)}, and image_size is {size}. It is for images of many sizes, "
+            "which need one, as image_size=224."
+        )
     height, width = shape[:2] if size is None else (size, size)
     return height, width, shape[2]
 
@@ -263,15 +266,22 @@ def _images(name: str, images: Any) -> np.ndarray:
         images = np.asarray(images)
     except ValueError as error:  # of images of several sizes
         raise ValueError(
-            f"from_arrays: {name} are no array ({error}). Scale them, as data.from_folder(size=64) does."
+            f"from_arrays: {name} are no array ({error}). Scale them to one size first, or let "
+            "data.from_folder scale the files by its size=64."
         ) from error
     if images.ndim == 3:
         images = images[..., None]
     described = f"{images.dtype}{list(images.shape)}"
     if images.ndim != 4 or images.dtype.kind not in "iuf" or not images.size:
-        raise ValueError(f"from_arrays: {name} are {described}; expected numbers [n, H, W] or [n, H, W, C].")
+        raise ValueError(
+            f"from_arrays: {name} are {described}; expected numbers [n, H, W] or [n, H, W, C]. Rows of "
+            "numbers [n, F] are for data.from_table."
+        )
     if images.shape[3] > 4 and images.shape[1] in (1, 3, 4):
-        raise ValueError(f"from_arrays: {name} are {described}; give {name}.transpose(0, 2, 3, 1).")
+        raise ValueError(
+            f"from_arrays: {name} are {described}, which has channels before height and width; expected [n, "
+            f"H, W, C]. Give {name}.transpose(0, 2, 3, 1)."
+        )
     if images.dtype.kind == "f" and not np.abs(images).max() <= np.finfo(np.float32).max:
         raise ValueError(f"from_arrays: {name} hold a NaN, an infinity, or a number beyond float32.")
     return images
@@ -352,10 +362,15 @@ def _find(root: pathlib.Path) -> tuple[Found, list[str]]:
     for role, folder in folders.items():
         own = _folders(folder)
         if not own:
-            raise FileNotFoundError(f"{folder} has no folders of classes; expected class/image.png.")
+            raise FileNotFoundError(
+                f"{folder} has no folders of classes; expected class/image.png, or train/class/image.png and "
+                "test/class/image.png."
+            )
         if own != classes:
-            differ = some(sorted({*own} ^ {*classes}))
-            raise ValueError(f"{folder}: some classes are only in {role} or in train: {differ}.")
+            some(sorted({*own} ^ {*classes}))
+            raise ValueError(
+                f"{folder}: some classes are only in {role} or in train: {some(sorted({*own} ^ {*classes}))}."
+            )
         images = [_files_of(folder / name) for name in classes]
         if empty := [name for name, paths in zip(classes, images, strict=True) if not paths]:
             raise ValueError(f"{folder}: no images in the folders of {some(empty)}; remove or fill them.")
@@ -396,7 +411,8 @@ def _open(
         )
     if deep := [p.relative_to(root) for p, mode in zip(paths, modes, strict=True) if mode not in _BYTES]:
         raise ValueError(
-            f"{root}: {len(deep):,} images have more than 8 bits a channel: {some(deep)}. Convert them."
+            f"{root}: {len(deep):,} images have more than 8 bits a channel: {some(deep)}. Convert them, or "
+            "give their values with data.from_arrays."
         )
     return kept, set(modes) <= _GRAY
 
@@ -411,7 +427,8 @@ def _stack(root: pathlib.Path, images: Sequence[Image.Image], gray: bool) -> np.
     sizes = sorted({f"{image.height} x {image.width}" for image in images})
     if len(sizes) > 1:
         raise ValueError(
-            f"{root}: images are of {len(sizes):,} sizes: {some(sizes)}. Set size=(64, 64), say."
+            f"{root}: images are of {len(sizes):,} sizes: {some(sizes)}. Set the size to which they are "
+            "scaled, as size=(64, 64)."
         )
     stacked = np.stack([np.asarray(image.convert("L" if gray else "RGB")) for image in images])
     return stacked[..., None] if gray else stacked

@@ -54,7 +54,7 @@ class Sentences(Labeled):
             if tokens.min() < 0 or tokens.max() >= self.vocabulary.size:
                 raise ValueError(
                     f"{self.name}: the {role} split has tokens from {tokens.min()} to {tokens.max()}; "
-                    f"expected 0 to {self.vocabulary.size - 1}."
+                    f"expected 0 to {self.vocabulary.size - 1}, as in its vocabulary."
                 )
 
     @property
@@ -77,7 +77,7 @@ def with_vectors(
     if not isinstance(words := sentences.vocabulary, WordVocabulary):
         raise ValueError(
             f"embeddings {path} are of words, and the tokens of {sentences.name} are "
-            f"{sentences.encoding.tokens}."
+            f"{sentences.encoding.tokens}; choose tokens='words' or 'english', or no embeddings."
         )
     vectors = read_vectors(path, words.words or (), seed)
     if dim not in (None, vectors.dim):
@@ -115,7 +115,8 @@ def load_sentences(
     if phrases and search_fraction:
         raise ValueError(
             f"{name}: search_fraction is {search_fraction} and phrases is True; phrases overlap, so a "
-            "network would be trained on parts of the held-out ones. Leave search_fraction out."
+            "network would be trained on parts of the held-out ones. Leave search_fraction out: the "
+            "development part is for the search."
         )
     builder = open_prepared(name, data_dir)
     official = {"train": "phrases" if phrases else "train", "validation": "validation", "test": "test"}
@@ -251,7 +252,9 @@ def from_tsv(
       ValueError: no such column, a row with another number of columns or without a label, or as `from_texts`.
     """
     if isinstance(text, str) != isinstance(label, str) or text == label:
-        raise ValueError(f"from_tsv: text={text!r} and label={label!r}; expected two names or two numbers.")
+        raise ValueError(
+            f"from_tsv: text={text!r} and label={label!r}; expected the names or the numbers of two columns."
+        )
     settings: dict[str, Any] = dict(classes=classes, encoding=encoding, held_out=held_out)
     if test is not None:
         settings["test_texts"], settings["test_labels"] = _rows(test, text, label)
@@ -268,15 +271,19 @@ def _rows(path: str | os.PathLike, text: str | int, label: str | int) -> tuple[l
         if isinstance(column, str) and header.count(column) != 1:
             raise ValueError(
                 f"{path}: the first line has no column {column!r}, or several{nearest(column, header)} It is "
-                f"{some(header)}. Give text=... and label=..., numbers if there is no line of names."
+                f"{some(header)}. Name the columns as text=... and label=..., or number them from 0 if there "
+                "is no line of names."
             )
         places.append(header.index(column) if isinstance(column, str) else column)
     if not 0 <= min(places) <= max(places) < len(header):
-        raise ValueError(f"{path} has {len(header)} columns, from 0; got text={text} and label={label}.")
+        raise ValueError(
+            f"{path} has {len(header)} columns, numbered from 0; got text={text} and label={label}."
+        )
     for number, row in enumerate(rows, 1):
         if len(row) != len(header):
             raise ValueError(
-                f"{path}: line {number} has {len(row)} columns, and the first line has {len(header)}."
+                f"{path}: line {number} has {len(row)} columns, and the first line has {len(header)}. A tab "
+                "ends a column, and each line is one row."
             )
         if not all(row[place].strip() for place in places):
             raise ValueError(f"{path}: line {number} has no text or no label; remove or complete it.")

@@ -158,9 +158,9 @@ def open_prepared(name: str, data_dir: str | os.PathLike | None) -> Any:
     found = sorted(path.name for path in root.iterdir()) if root.is_dir() else []
     raise FileNotFoundError(
         f"{name} is not prepared as array_record in {root}{nearest(base, [*found, 'digits'])} `python -m "
-        f"tools.convert_data {base} FOLDER`, in a clone, makes it of original files; or TensorFlow: "
-        f"tfds.builder({name!r}, data_dir={str(root)!r}, file_format='array_record').download_and_"
-        "prepare()"
+        f"tools.convert_data {base} FOLDER`, in a clone, makes it of original files, if it knows it. Or run "
+        f"once, where TensorFlow is installed: tfds.builder({name!r}, data_dir={str(root)!r}, "
+        "file_format='array_record').download_and_prepare()"
     )
 
 

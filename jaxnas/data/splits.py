@@ -50,7 +50,9 @@ class Parts(Generic[P]):
             )
         for role, part in self.splits.items():
             if part.role != role:
-                raise ValueError(f"{self.name}: {role} is data of the role {part.role!r}.")
+                raise ValueError(
+                    f"{self.name}: {role} is data of the role {part.role!r}; expected the role {role!r}."
+                )
 
     @property
     def splits(self) -> dict[str, P]:
@@ -138,7 +140,8 @@ class HeldOut:
             size = round(len(rest) * share)
             if not 0 < size < len(rest):
                 raise ValueError(
-                    f"{what}: {role}={share} of {len(rest)} examples is {size}, which leaves one side empty."
+                    f"{what}: {role}={share} of {len(rest)} examples is {size}, which leaves one side empty. "
+                    "Give more examples, or another share."
                 )
             drawn, left = stratified(labels[rest], size, self.seed, role)
             held_out[role], rest = rest[drawn], rest[left]
@@ -185,7 +188,9 @@ class Split:
                 "floating-point [n] of at least one example"
             )
         if dtype == np.int32 and self.labels.min() < 0:
-            raise ValueError(f"the {self.role} split has the label {self.labels.min()}, below 0")
+            raise ValueError(
+                f"the {self.role} split has the label {self.labels.min()}, expected none below 0"
+            )
         inputs = {k: read_only(x) if isinstance(x, np.ndarray) else x for k, x in self.inputs.items()}
         object.__setattr__(self, "inputs", inputs)
         object.__setattr__(self, "labels", read_only(self.labels))
@@ -224,7 +229,8 @@ class Labeled(Parts[Split]):
         for role, split in self.splits.items():
             if split.labels.dtype == np.int32 and (largest := split.labels.max()) >= len(self.classes):
                 raise ValueError(
-                    f"{self.name}: the {role} split has the label {largest}, and {len(self.classes)} classes."
+                    f"{self.name}: the {role} split has the label {largest}, expected one of "
+                    f"{len(self.classes)} classes, numbered from 0."
                 )
 
     @property
@@ -272,7 +278,8 @@ def number_labels(
         if classes is None and distinct[0] >= 0 and gaps.size:
             raise ValueError(
                 f"{what} are {len(distinct):,} integers up to {distinct[-1]}, and {gaps[0]} never occurs. "
-                "Number them without a gap, as np.unique(labels, return_inverse=True)[1], or give strings."
+                "Number the classes from 0 without a gap, as np.unique(labels, return_inverse=True)[1] does, "
+                "or give the labels as strings."
             )
         known = tuple(map(str, range(len(distinct)))) if classes is None else tuple(classes)
         numbers = array.astype(np.int64)
@@ -305,7 +312,10 @@ def make_splits(
     if classes:
         check_classes(what, classes)
         if gone := set(labels.tolist()) - set(labels[rows["train"]].tolist()):
-            raise ValueError(f"{what}: all examples of the class {classes[min(gone)]!r} are held out.")
+            raise ValueError(
+                f"{what}: all examples of the class {classes[min(gone)]!r} are held out, and none is left to "
+                "train on. Give more of it, or hold out smaller shares."
+            )
     parts = {
         role: ({k: select(x, part) for k, x in inputs.items()}, labels[part]) for role, part in rows.items()
     }

@@ -106,14 +106,18 @@ def _numbers(name: str, given: Any, ndim: int) -> np.ndarray:
         array = array.astype(np.float64)
     except (TypeError, ValueError) as error:
         raise ValueError(
-            f"from_table: {name} holds something else than numbers ({error}); see pandas.get_dummies(x)."
+            f"from_table: {name} holds something else than numbers ({error}). Give columns of text as "
+            "numbers, as by pandas.get_dummies(x)."
         ) from error
     if array.ndim != ndim or not array.size:
-        raise ValueError(f"from_table: {name} is {array.dtype}{list(array.shape)}; expected {ndim} axes.")
+        raise ValueError(
+            f"from_table: {name} is {array.dtype}{list(array.shape)}; expected numbers with {ndim} axes."
+        )
     if not np.abs(array).max() <= np.finfo(np.float32).max:
         row = np.argwhere(~(np.abs(array) <= np.finfo(np.float32).max))[0].tolist()
         raise ValueError(
-            f"from_table: {name}{row} is {array[tuple(row)]}; expected finite numbers of float32."
+            f"from_table: {name}{row} is {array[tuple(row)]}; expected finite numbers of float32. Fill in "
+            "missing values first, or leave these rows out."
         )
     return array
 
@@ -127,14 +131,15 @@ def _labels(
     if classes is not None and regression == bool(classes):
         raise ValueError(
             f"from_table: {name} is {array.dtype}, and y has {len(classes) or 'no'} classes; expected "
-            "floating-point numbers in both for a regression, and in none for classes."
+            "floating-point numbers in both for a regression, integers or strings in both for classes."
         )
     if not regression:
         return number_labels(given, classes, f"from_table: {name}")
     targets = _numbers(name, array, 1)
     if classes is None and len(np.unique(targets)) < 3:
         raise ValueError(
-            f"from_table: {name} has the values {np.unique(targets)} alone; for classes {name}.astype(int)."
+            f"from_table: {name} has the values {np.unique(targets)} alone; expected more for a regression. "
+            f"For classes write {name}.astype(int)."
         )
     return targets, ()
 

@@ -93,7 +93,7 @@ class Corpus(Parts[Stream]):
             if stream.tokens.max() >= self.vocabulary.size:
                 raise ValueError(
                     f"the {role} stream has the token {stream.tokens.max()}, and the vocabulary has "
-                    f"{self.vocabulary.size}."
+                    f"{self.vocabulary.size}; make both with one vocabulary."
                 )
 
 
@@ -129,7 +129,7 @@ def load_text(
     feature = builder.info.features["text"]
     if feature.shape != () or np.dtype(feature.np_dtype) != object:
         raise ValueError(
-            f"{name}: the feature 'text' is {feature.np_dtype}{list(feature.shape)}, not a string."
+            f"{name}: the feature 'text' is {feature.np_dtype}{list(feature.shape)}, expected a string."
         )
     texts = {role: _read(builder, role) for role in ("train", "validation", "test")}
     if tokenizer is None:
@@ -203,7 +203,8 @@ def check_tokenizer(tokenizer: str | None) -> None:
     """Raises ValueError for a tokenizer that `load_text` does not know."""
     if not (tokenizer in (None, "word", "byte") or _pieces(tokenizer) or _is_path(tokenizer)):
         raise ValueError(
-            f"unknown tokenizer {tokenizer!r}, expected word, byte, bpe:8000, or a folder with {TOKENIZER}"
+            f"unknown tokenizer {tokenizer!r}, expected 'word', 'byte', 'bpe:8000' (with any number), or a "
+            f"folder with a {TOKENIZER}"
         )
 
 
@@ -227,7 +228,8 @@ def _vocabulary(name: str, texts: Mapping[str, Text], tokenizer: str) -> Vocabul
             text.content.decode()
         except UnicodeDecodeError as error:
             raise ValueError(
-                f"the {role} part of {name} is not UTF-8 at byte {error.start}; take tokenizer='byte'."
+                f"the {role} part of {name} is not UTF-8 at byte {error.start} ({error.reason}); "
+                "tokenizer='byte' takes it as it is."
             ) from error
     if _is_path(tokenizer):
         return read_tokenizer(tokenizer)
@@ -284,7 +286,8 @@ def _cut(name: str, text: Text, role: str, share: float) -> int:
     size = round(len(content) * share)
     if not 0 < size < len(content):
         raise ValueError(
-            f"the {role} stream of {name}: {role}={share} of {len(content)} bytes leaves one side empty."
+            f"the {role} stream of {name}: {role}={share} of {len(content)} bytes is {size}, which leaves "
+            "one side empty; choose another share."
         )
     wanted, slack = len(content) - size, size // _SLACK
     low, high = max(wanted - slack, 1), min(wanted + slack, len(content) - 1)

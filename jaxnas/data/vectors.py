@@ -68,7 +68,8 @@ def read_vectors(path: str | os.PathLike, words: Sequence[str], seed: int = 0) -
     names, table = _read_npz(path) if path.suffix == ".npz" else _read_lines(path)
     if table.ndim != 2 or len(names) != len(table) or table.dtype.kind != "f" or not np.isfinite(table).all():
         raise ValueError(
-            f"{path} has {len(names)} words, and vectors {table.dtype}{list(table.shape)}; expected finite."
+            f"{path} has {len(names)} words, and vectors {table.dtype}{list(table.shape)}; expected a row of "
+            "finite floats for each word."
         )
     rows = {name: row for row, name in enumerate(names)}
     found = np.array([rows.get(word, rows.get(word.lower(), -1)) for word in words])
@@ -97,7 +98,8 @@ def _read_lines(path: pathlib.Path) -> tuple[list[str], np.ndarray]:
     for number, row in enumerate(rows, first):
         if not row or len(row) != len(rows[0]):
             raise ValueError(
-                f"{path}: line {number} has {len(row)} numbers, and line {first} has {len(rows[0])}."
+                f"{path}: line {number} has {len(row)} numbers behind its word, and line {first} "
+                f"{len(rows[0])}."
             )
     try:
         return list(words), np.array(rows, np.float32)

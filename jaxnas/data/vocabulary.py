@@ -63,7 +63,10 @@ class Vocabulary(abc.ABC):
         tokens = np.asarray(tokens, np.int64)
         outside = (tokens < 0) | (tokens >= self.size)
         if outside.any():
-            raise ValueError(f"tokens must be in [0, {self.size}), got {tokens[outside][0]}.")
+            raise ValueError(
+                f"tokens must be in [0, {self.size}), got {tokens[outside][0]}; were they made with another "
+                "vocabulary?"
+            )
         return self._decode(tokens)
 
     @abc.abstractmethod
@@ -183,7 +186,9 @@ def learn_pieces(text: str, size: int) -> TokenizerVocabulary:
     lines = text.splitlines(keepends=True)
     tokenizer.train_from_iterator(lines, trainer)
     if (found := tokenizer.get_vocab_size()) != size:
-        raise ValueError(f"tokenizer='bpe:{size}': {len(text)} characters have {found} sub-words.")
+        raise ValueError(
+            f"tokenizer='bpe:{size}': {len(text)} characters have {found} sub-words; choose another number."
+        )
     counts = collections.Counter(range(size))  # so that each is there
     counts.update(itertools.chain.from_iterable(tokenizer.encode(line).ids for line in lines))
     numbers = {old: new for new, (old, _) in enumerate(counts.most_common())}
@@ -206,7 +211,9 @@ def _tokenizers() -> Any:
     try:
         import tokenizers
     except ImportError as error:
-        raise ImportError("A tokenizer needs the package tokenizers: pip install 'jaxnas[hf]'") from error
+        raise ImportError(
+            "Sub-words and a tokenizer.json need the package tokenizers: pip install 'jaxnas[hf]'"
+        ) from error
     return tokenizers
 
 

@@ -299,7 +299,11 @@ def check_reach(name: str, strategy: Any, table: tabular.Table) -> None:
     """Raises ValueError for a strategy that would hardly meet any architecture that the table has."""
     share = len(table) / table.space.cardinality
     if table.pool and strategy.pool is None and share * strategy.evaluations < 1:
-        raise ValueError(f"{name} seldom meets the {len(table)} rows of {table.name}; take one with a pool.")
+        raise ValueError(
+            f"{name} asks for architectures of the whole space, of which {table.name} has {len(table)} of "
+            f"{table.space.cardinality:.3g}. For such a table take strategies with a pool, such as "
+            "pool_random and gaussian_process."
+        )
 
 
 def check_same(workdir: pathlib.Path, settings: dict[str, Any]) -> None:
@@ -332,7 +336,9 @@ def main() -> None:
     with clock.part("input"):
         table = searches_lib.table_of(*place)
     if _EVALUATIONS.value > table.unique:
-        raise ValueError(f"--evaluations={_EVALUATIONS.value}: {table.name} has {table.unique} networks.")
+        raise ValueError(
+            f"--evaluations={_EVALUATIONS.value}, but {table.name} has {table.unique} different networks."
+        )
     metric, report = tables.metrics(table, _METRIC.value, _REPORT.value)
     searches_lib.evaluator(table, metric)
     searches_lib.evaluator(table, report)

@@ -80,7 +80,10 @@ class Config:
 
     def __post_init__(self) -> None:
         if not (isinstance(getattr(self.network, "space", None), Space) or self.pretrained):
-            raise ConfigError(f"config {self.name!r}: {type(self.network).__name__} has no `space`.")
+            raise ConfigError(
+                f"config {self.name!r}: network is a {type(self.network).__name__} without a `space`; a "
+                "network is a Flax module with the search space as a field."
+            )
         if not 0 <= self.seed < 2**32:
             raise ConfigError(f"seed is {self.seed}, expected 0 to {2**32 - 1}.")
         try:
@@ -114,7 +117,10 @@ def find(registry: Mapping[str, Config], name: str) -> Config:
     path, colon, wanted = name.partition(".py:")
     if not name.endswith(".py") and not colon:
         if name not in registry:
-            raise ConfigError(f"there is no config {name!r}{_near(name, registry, '_')} `jaxnas` lists all")
+            raise ConfigError(
+                f"there is no config {name!r}{_near(name, registry, '_')} `jaxnas` lists all; "
+                "--config=path/to/my_config.py is one of your own"
+            )
         return registry[name]
     path = files.as_path(path + ".py" if colon else name).resolve()
     if not path.is_file():

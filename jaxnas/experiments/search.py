@@ -43,7 +43,10 @@ def converted(session: Session, path: str, workdir: pathlib.Path) -> tuple[Sessi
     if not isinstance(net, supernets.ViT):
         raise ConfigError(f"--supernet is for a ViT, and the network is a {type(net).__name__}.")
     if not isinstance(method, (type(None), runs.ByStrategy)):
-        raise ConfigError(f"--supernet has no architecture parameters, and search.method is {method.name}")
+        raise ConfigError(
+            f"--supernet has weights and no architecture parameters, and search.method is {method.name}; "
+            "set search.method=strategy."
+        )
     # The official code's biases of queries, keys and values depend on the number of heads.
     net = net.clone(qkv_bias_by_heads=True)
     net, variables = from_torch_autoformer(read_checkpoint(path), net)
@@ -62,7 +65,10 @@ def on_workers(executor: Executor | None, config: Config) -> dict[str, executors
         return {}
     finalists = search.method.finalists if isinstance(search.method, runs.ByStrategy) else 0
     if not isinstance(search.method, runs.Trials) and not finalists and not search.ranked:
-        raise ConfigError(f"--executor={values.executor}: this search trains nothing alone: leave it out")
+        raise ConfigError(
+            f"--executor={values.executor} is for what a search trains alone, and this one trains nothing: "
+            "search.method is not trials, has no finalists, and search.ranked is 0. Leave it out."
+        )
     if values.supernet:
         raise ConfigError("--executor and --supernet do not go together: workers have the config's network.")
     job = binary.asked()
@@ -96,7 +102,9 @@ def main() -> int:
         if settings.method is None:
             by_budget = state is None or state.logits == ()
         if state is None and settings.method is not None and not by_budget:
-            raise ConfigError(f"search.method is {settings.method.name}, which needs a trained supernet.")
+            raise ConfigError(
+                f"search.method is {settings.method.name}, which needs a training of the supernet."
+            )
         if state is None or by_budget:
             found = runs.search_space(task, net, variables, settings, lab)
         else:

@@ -80,7 +80,10 @@ def _program(searches: Searches, size: int) -> tuple[Any, Any]:
         ("code of the strategy", source_of(make, strategy), searches.source),
     ):
         if here != asked:
-            raise ValueError(f"{searches.strategy} has another {what} on this worker: bring the same files.")
+            raise ValueError(
+                f"{searches.strategy} on {searches.place[0]}: the {what} of this worker is another one than "
+                "that of the process that asked for the search. Bring the same files to all workers."
+            )
     if searches.most is not None:
         strategy = dataclasses.replace(strategy, evaluations=searches.most)
     evaluate = (fidelity_evaluator if searches.fidelities else evaluator)(table, searches.metric)
@@ -151,7 +154,11 @@ def check_codes(label: str, codes: np.ndarray) -> None:
     wrong = np.argwhere(among & np.any(codes < 0, axis=-1))
     if len(wrong):
         search, row = wrong[0]
-        raise ValueError(f"{label}: evaluation {row + 1} is {codes[search, row].tolist()}, no architecture.")
+        raise ValueError(
+            f"{label}: `ask` returned an architecture that is not in the space, with the indices "
+            f"{codes[search, row].tolist()} (evaluation {row + 1} of a search). The rows of `state.codes` "
+            "from `state.size` on are unused, and -1."
+        )
 
 
 def digest(table: tabular.Table, metric: str) -> str:

@@ -48,7 +48,10 @@ class Session:
         spaces, turns = read_spaces(workdir), self.config.evolution.turns
         done = 0 if spaces is None else len(spaces.sampled)
         if spaces is None or done <= turns:
-            raise FileNotFoundError(f"{workdir} has measured {done} of {turns + 1} spaces: {_TRAIN}")
+            raise FileNotFoundError(
+                f"{workdir} has measured {done} of the {turns + 1} spaces of its evolution. First run "
+                "jaxnas train_supernet to its end, with the same --config, --set and --workdir."
+            )
         return dataclasses.replace(self, net=self.net.clone(space=spaces.space))
 
     def costs(self, workdir: pathlib.Path) -> Cost:
@@ -67,7 +70,10 @@ class Session:
             return None
         if found is None or not (found.complete or config.search.incomplete):
             step = "no checkpoint" if found is None else f"a checkpoint of step {int(found.state.step)}"
-            raise FileNotFoundError(f"{workdir} has {step} of {config.training.steps} steps: {_TRAIN}")
+            raise FileNotFoundError(
+                f"{workdir} has {step} of {config.training.steps} steps. First run "
+                "jaxnas train_supernet to its end, with the same --config, --set and --workdir."
+            )
         return found.state
 
     def weights(self, workdir: pathlib.Path) -> Any:
@@ -114,7 +120,10 @@ class Session:
             number, count = text.partition(":")[2], len(next(iter(alike.values())))
             if not number.isdecimal() or int(number) >= count:
                 known = f"expected random:K with K from 0 to {count - 1}" if count else "the space has none"
-                raise ConfigError(f"--architecture is {text!r}, of those whose {name} are alike; {known}.")
+                raise ConfigError(
+                    f"--architecture is {text!r}, one of other architectures whose {name} are within 5 % of "
+                    f"the found one's; {known}."
+                )
             return jax.tree.map(lambda x: x[int(number)], alike)
         try:
             values = json.loads(text)
@@ -122,7 +131,10 @@ class Session:
             values = None
         if not isinstance(values, dict):
             names = ["found", "smallest", "largest", *self.config.architectures, "random:0"]
-            raise ConfigError(f"--architecture is {text!r}; expected {', '.join(names)}, or JSON.")
+            raise ConfigError(
+                f"--architecture is {text!r}; expected {', '.join(names)}, or JSON such as "
+                f"{json.dumps(space.to_dict(space.smallest()))}."
+            )
         return space.from_dict(values)
 
 

@@ -129,7 +129,11 @@ def fidelities_of(table: Table, metric: str = "validation_accuracy") -> list[tup
     missing = [name for pair in names for name in pair if name not in table.metrics]
     if not endings or missing:
         why = f"it lacks {', '.join(missing)}" if endings else "every network has one result"
-        raise ValueError(f"{table.name} has no fidelities of {metric!r} ({why}), as hyperband needs.")
+        raise ValueError(
+            f"{table.name} has no fidelities of {metric!r} ({why}), which hyperband and "
+            f"successive_halving race over. A table with fidelities has, for example, {metric}_12 and "
+            "training_seconds_12 beside the full training's, as nasbench201."
+        )
     return names
 
 
@@ -187,5 +191,8 @@ def find(name: str) -> Make:
     if ":" in name:
         return own_function("--strategies", name, "from (table, evaluations) to a strategy")
     if name not in STRATEGIES:
-        raise ValueError(f"--strategies: no strategy {name!r}{nearest(name, STRATEGIES)} `jaxnas` lists all.")
+        raise ValueError(
+            f"--strategies: {name!r} is not a strategy{nearest(name, STRATEGIES)} `jaxnas` lists all; "
+            "module:function is one of your own."
+        )
     return STRATEGIES[name]

@@ -24,13 +24,20 @@ def find(
         raise ValueError(f"--objectives and --ignore are for a CSV file, and --benchmark is {name!r}.")
     if name.endswith(".csv"):
         if not objectives:
-            raise ValueError(f"--benchmark={name} needs its metrics, as --objectives=accuracy=max,error=min.")
+            raise ValueError(
+                f"--benchmark={name} needs --objectives: the columns that are metrics, such as "
+                "--objectives=accuracy=max,error=min. Each other column is then a choice, but for those that "
+                "--ignore names."
+            )
         return tabular.from_csv(name, objectives=_objectives(objectives), ignore=ignore)
     if ":" in name:
         return _own(name)
     if name not in tabular.names():
-        near = nearest(name, tabular.names())
-        raise ValueError(f"--benchmark: there is no table {name!r}{near} `jaxnas` lists all.")
+        nearest(name, tabular.names())
+        raise ValueError(
+            f"--benchmark={name} is not a table{nearest(name, tabular.names())} `jaxnas` "
+            "lists all; path/to/my.csv or module:function is one of your own."
+        )
     return tabular.load(name, data_dir)
 
 
@@ -41,7 +48,10 @@ def metrics(table: tabular.Table, search: str | None, report: str | None) -> tup
     reported, or what they see. ValueError where no metric has an objective.
     """
     if not table.objectives:
-        raise ValueError(f"{table.name}: no metric has an objective, as objectives={{'accuracy': 'max'}}.")
+        raise ValueError(
+            f"{table.name}: no metric has an objective, so nothing can be searched for. Make the table with "
+            f"objectives={{{next(iter(table.metrics))!r}: 'max'}} or 'min'."
+        )
     known = table.objectives
     first = "validation_accuracy" if "validation_accuracy" in known else next(iter(known))
     seen = search or first
@@ -54,14 +64,20 @@ def own_function(flag: str, name: str, expected: str):
     try:
         return getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(f"{flag}: {name!r} is not found: {error}. Expected one {expected}.") from error
+        raise ValueError(
+            f"{flag}: {name!r} could not be imported: {error}. Expected module:function, the module in the "
+            f"current directory or on PYTHONPATH, the function {expected}."
+        ) from error
 
 
 def _own(name: str) -> tabular.Table:
     table = own_function("--benchmark", name, "without arguments, returning a table of jaxnas.tabular")
     table = table() if callable(table) else table
     if not isinstance(table, tabular.Table):
-        raise ValueError(f"--benchmark={name} gave {type(table).__name__}, not a tabular.Table.")
+        raise ValueError(
+            f"--benchmark={name} gave {type(table).__name__}, expected a table: see "
+            "jaxnas.tabular.from_arrays and from_csv."
+        )
     return table
 
 

@@ -109,7 +109,10 @@ class Distillation:
     def loss(self, predictions: Predictions, teacher: jax.Array) -> jax.Array:
         """The loss of a student, float32 [], by its predictions and a teacher's logits on the same batch."""
         if teacher.shape != predictions.logits.shape:
-            raise ValueError(f"logits are {predictions.logits.shape}, and the teacher's {teacher.shape}.")
+            raise ValueError(
+                f"the teacher's predictions are {list(teacher.shape)} and the network's "
+                f"{list(predictions.logits.shape)}; expected as many."
+            )
         divergence, weight = DIVERGENCES[self.divergence], predictions.weight
         pair = lax.stop_gradient(teacher) / self.temperature, predictions.logits / self.temperature
         soft = jnp.sum(divergence(*pair) * weight) / jnp.maximum(jnp.sum(weight), 1)
@@ -119,9 +122,15 @@ class Distillation:
 def teacher_logits(task: Task, net: Any, variables: Any, batch: Any, carry: Any, key: jax.Array) -> jax.Array:
     """The logits of a trained network for a batch as the key augments it, without dropout."""
     if jax.tree.leaves(carry):
-        raise ValueError(f"{task.name} hands a memory from batch to batch, which a trained teacher lacks.")
+        raise ValueError(
+            f"{task.name} hands a memory from batch to batch, and a trained teacher has none here. The "
+            "largest network of each step can be the teacher: Sandwich(distill=Distillation())."
+        )
     if net.space.cardinality > 1:
-        raise ValueError(f"the teacher has {net.space.cardinality:,} architectures, expected one.")
+        raise ValueError(
+            f"the teacher, a {type(net).__name__}, has {net.space.cardinality:,} architectures; give the "
+            "extracted network of one."
+        )
 
     def apply(variables: Any, inputs: Any, arch: Any = None, *, train: bool, **options: Any) -> Any:
         return net.apply(variables, inputs, train=False, **options)  # also where a task says `train=True`
@@ -130,5 +139,8 @@ def teacher_logits(task: Task, net: Any, variables: Any, batch: Any, carry: Any,
     try:
         predictions, _ = task.predict(Call(evaluated, variables, None, batch, carry, key))
     except ValueError as error:
-        raise ValueError(f"the teacher has other inputs or classes than {task.name}: {error}") from error
+        raise ValueError(
+            f"the teacher, a {type(net).__name__}, does not fit {task.name}: {error}. A teacher takes the "
+            "same inputs and knows the same classes, in the same order."
+        ) from error
     return lax.stop_gradient(predictions.logits)

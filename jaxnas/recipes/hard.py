@@ -46,7 +46,11 @@ class _Sampling(Recipe):
 
     def check(self, space: Space, cost: Cost | None) -> None:
         if self.distill is not None and self.distill.teacher is None:
-            raise ValueError(f"{type(self).__name__}: the distillation has no teacher; give it one.")
+            raise ValueError(
+                f"{type(self).__name__}: the distillation has no teacher, and without the largest network in "
+                "each step there is none: give Distillation(teacher=...) a trained network, or take the "
+                "recipe Sandwich."
+            )
 
     def init(self, space: Space) -> tuple[Any, Any]:
         """Keeps the variables of a trained teacher."""
@@ -140,7 +144,10 @@ class Sandwich(_Sampling):
 
     def check(self, space: Space, cost: Cost | None) -> None:
         if space.cardinality == 1:
-            raise ValueError("Sandwich: the network has only one architecture, which Fixed() trains.")
+            raise ValueError(
+                "Sandwich: the network has only one architecture, which would be the largest and the "
+                "smallest; train it by Fixed()."
+            )
         if self.random:
             self.sampler.check(space, cost)
 
@@ -186,7 +193,10 @@ class Fair(_Sampling):
         most = int(space.sizes.max())
         if self.architectures is not None and self.architectures < most:
             name = next(name for name, choice in space.decisions if int(np.max(choice.sizes)) == most)
-            raise ValueError(f"Fair: architectures is {self.architectures}, of {most} options of {name!r}.")
+            raise ValueError(
+                f"Fair: architectures is {self.architectures}, and {name!r} has {most} options: in a step of "
+                "fewer architectures some of them would be trained and others not. Take at least as many."
+            )
 
     def gradients(
         self, problem: Problem, state: TrainState, batches: Mapping[str, Any], key: jax.Array
@@ -229,7 +239,10 @@ class Fixed(_Sampling):
         """Keeps the architecture in the state, so that one program trains any of them."""
         if self.arch is None:
             if space.cardinality > 1:
-                raise ValueError(f"Fixed: the network has {space.cardinality:,} architectures; name one.")
+                raise ValueError(
+                    f"Fixed: the network has {space.cardinality:,} architectures, so the recipe needs one: "
+                    "Fixed(arch), or train an extracted network."
+                )
             return super().init(space)
         space.check(self.arch)
         logits, own = super().init(space)
@@ -265,7 +278,10 @@ class Progressive(Recipe):
         starts = [start for start, _ in self.phases]
         whole = all(isinstance(start, int | np.integer) for start in starts)
         if not whole or starts[:1] != [0] or starts != sorted(set(starts)):
-            raise ValueError(f"Progressive: the phases start at the steps {starts}; expected 0 and later.")
+            raise ValueError(
+                f"Progressive: the phases start at the steps {starts}; expected 0 first, and each later than "
+                "the one before."
+            )
 
     @property
     def needs_cost(self) -> bool:
@@ -278,7 +294,10 @@ class Progressive(Recipe):
             region_of(space, part)
             for name, choice in part.decisions:
                 if lost := before.get(name, set()) - set(choice.options):
-                    raise ValueError(f"Progressive: step {start} loses {min(lost, key=str)!r} of {name!r}.")
+                    raise ValueError(
+                        f"Progressive: the phase from step {start} has no option {min(lost, key=str)!r} of "
+                        f"{name!r}, which the phase before had; a phase holds all that was trained before it."
+                    )
                 before[name] = set(choice.options)
 
     def loaded(self, read: Read) -> Self:

@@ -104,7 +104,9 @@ def region_of(space: Space, part: Space | None = None) -> Region:
     """The region of a space, or of a part of it as `Space.restrict` makes it, as NumPy arrays."""
     part = space if part is None else part
     if set(part) != set(space):
-        raise ValueError(f"a part of a space has its choices, {list(space)}; got {list(part)}.")
+        raise ValueError(
+            f"a part of the space with the choices {list(space)} has the same choices; got {list(part)}."
+        )
     rows = []
     for name, choice in space.decisions:
         own = part[name]
@@ -114,7 +116,10 @@ def region_of(space: Space, part: Space | None = None) -> Region:
             there = own.length is None or position < own.length
             options = own.options_at(position) if there else known[:1]
             if strange := [option for option in options if option not in known]:
-                raise ValueError(f"a part of a space has {strange[0]!r} as an option of {name!r}.")
+                raise ValueError(
+                    f"a part of the space has {strange[0]!r} as an option of {name!r}, where the space has "
+                    f"{known}."
+                )
             rows.append([known.index(option) for option in options])
     with jax.ensure_compile_time_eval():  # also within a compiled step
         ends = [space.from_dict(part.to_dict(arch)) for arch in (part.smallest(), part.largest())]

@@ -69,7 +69,10 @@ def average(logits: Arch, key: jax.Array | None = None, temperature: Any = 1.0) 
 def _check_key(key: Any) -> None:
     """Raises TypeError for a number in the place of a key: a temperature comes after it."""
     if isinstance(key, numbers.Number):
-        raise TypeError(f"expected a key of jax.random, got {key!r}; a temperature is given by its name.")
+        raise TypeError(
+            f"The second argument of a relaxation is a key of jax.random; got {key!r}. Give a temperature by "
+            f"its name, as temperature={key!r}."
+        )
 
 
 def _keys(logits: Arch, key: jax.Array) -> dict[str, jax.Array]:
@@ -90,7 +93,10 @@ RELAXATIONS: dict[str, Relaxation] = {
 def check_temperature(temperature: Any) -> None:
     """Raises ValueError for a temperature, if it is known, that is not above 0 and finite."""
     if not isinstance(temperature, jax.core.Tracer) and not 0 < float(temperature) < math.inf:
-        raise ValueError(f"The temperature is {float(temperature)}, expected a finite number above 0.")
+        raise ValueError(
+            f"The temperature is {float(temperature)}, expected one above 0, and finite; towards 0 samples "
+            "become hard, so end an annealing at 0.1, say."
+        )
 
 
 def temperature_schedule(kind: str, start: float, end: float, steps: int) -> optax.Schedule:

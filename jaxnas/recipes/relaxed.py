@@ -78,9 +78,15 @@ class Relaxed(Recipe):
         check_numbers(self, "start_temperature", "end_temperature", "target", above=0)
         check_numbers(self, "confidence", above=0, most=1, none=True)
         if self.confidence is not None and self.relaxation == "average":
-            raise ValueError(f"Relaxed: confidence is {self.confidence}, and 'average' has none.")
+            raise ValueError(
+                f"Relaxed: confidence is {self.confidence}, and even weights (relaxation='average') never "
+                "become surer: leave it out."
+            )
         if self.cost_weight and self.cost is None:
-            raise ValueError(f"Relaxed: cost_weight is {self.cost_weight}, and no cost is named, as 'macs'.")
+            raise ValueError(
+                f"Relaxed: cost_weight is {self.cost_weight} and cost None: a penalty needs the name of a "
+                "cost, as 'macs'."
+            )
 
     @property
     def watches(self) -> Watches:
@@ -130,7 +136,10 @@ class Relaxed(Recipe):
         least = float(smallest[self.cost])
         span = float(known[self.cost]) - least
         if not span > 0:
-            raise ValueError(f"Relaxed: {self.cost} of the reference are no more than the smallest.")
+            raise ValueError(
+                f"Relaxed: the reference has {self.cost} of {known[self.cost]}, no more than the smallest "
+                "network of the space; name another reference."
+            )
         return lambda arch: (cost(arch)[self.cost] - least) / span
 
     def gradients(
@@ -138,7 +147,10 @@ class Relaxed(Recipe):
     ) -> Gradients:
         """Trains parameters and, where it is due, the logits before them, as DARTS does."""
         if self.start >= problem.steps:
-            raise ValueError(f"recipe.start is {self.start}, beyond training.steps {problem.steps}.")
+            raise ValueError(
+                f"recipe.start is {self.start}, and training.steps {problem.steps}: the architecture "
+                "parameters would never be trained. Start earlier, or train longer."
+            )
         keys = jax.random.split(key, 6)
         relaxation = relaxations.RELAXATIONS[self.relaxation]
         schedule = relaxations.temperature_schedule(

@@ -75,7 +75,10 @@ class Stratified:
         check_cost("Stratified", self.cost, known)
         assert cost is not None
         if not known[self.cost] > cost(space.smallest())[self.cost]:
-            raise ValueError(f"Stratified: there are no sizes: {self.cost} is always {known[self.cost]}.")
+            raise ValueError(
+                f"Stratified: the largest network has {self.cost} of {known[self.cost]}, and the smallest "
+                "too; there are no sizes to draw from."
+            )
 
     def alike(self, problem: Problem, loss: BatchLoss, key: jax.Array, count: int) -> Arch:
         space, total = problem.space, max(self.candidates, count)

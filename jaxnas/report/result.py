@@ -202,7 +202,10 @@ def check_names(names: Collection[str], others: Collection[str] = ()) -> None:
     taken = list(dict.fromkeys([*OWN_NAMES, *others]))
     for name in names:
         if name in taken or name.startswith("random:"):
-            raise ValueError(f"An architecture is named {name!r}; {', '.join(taken)} and random:K are taken.")
+            raise ValueError(
+                f"An architecture to compare with is named {name!r}, which a run calls a network of its own. "
+                f"{', '.join(taken)} and random:K are taken; choose another name."
+            )
 
 
 def write(workdir: str | os.PathLike, result: Result) -> pathlib.Path:

@@ -185,7 +185,10 @@ def retrain(
         _, small, start = alone(net, host, arch, task.inputs)
     if distill is not None and distill.teacher is None:
         if host is None:
-            raise ValueError("retrain: without variables give Distillation(teacher=...) a teacher.")
+            raise ValueError(
+                "retrain: the distillation has no teacher, and without variables there is no largest network "
+                "to be one. Give Distillation(teacher=...), or start from inherited weights."
+            )
         _, *teacher = alone(net, host, space.largest(), task.inputs)
         distill = dataclasses.replace(distill, teacher=Teacher(*teacher))
     whole, log = task.whole(), as_log(lab.log).within(f"retrained/{root.name}")

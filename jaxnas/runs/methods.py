@@ -144,7 +144,10 @@ class Pruning(Perturbation):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.at_once and self.tune_steps:
-            raise ValueError(f"{_GROUP}.tune_steps is {self.tune_steps}, expected 0 with {_GROUP}.at_once.")
+            raise ValueError(
+                f"{_GROUP}.tune_steps is {self.tune_steps}, and {_GROUP}.at_once has one round alone: set "
+                "one of them."
+            )
 
     @property
     def name(self) -> str:
@@ -211,7 +214,10 @@ class Search:
         if self.ranked == 1:
             raise ValueError("search.ranked is 1, expected 0, or at least 2 architectures to compare.")
         if self.most is not None and self.most_share is not None:
-            raise ValueError(f"search.most is {self.most}: give it or search.most_share, not both.")
+            raise ValueError(
+                f"search.most is {self.most} and search.most_share {self.most_share}: both are the upper "
+                "bound. Give one, and None for the other."
+            )
 
     def bounds(self, reachable: Mapping[str, tuple]) -> dict[str, tuple[float | None, float | None]]:
         """The bounds on costs that are asked for, {} for none, by the (least, most) that each can reach."""

@@ -82,7 +82,10 @@ def search_space(
     """
     method = ByStrategy() if settings.method is None else settings.method
     if not isinstance(method, BY_BUDGET):
-        raise TypeError(f"search_space: search.method is {method!r}, which runs.select takes.")
+        raise TypeError(
+            f"search_space: search.method is {method!r}, which runs.select takes; expected runs.ByStrategy() "
+            "or runs.Replacements()."
+        )
     finalists = method.finalists if isinstance(method, ByStrategy) else 0
     if finalists:
         lab.training_alone(f"search.method.finalists is {finalists}")
@@ -178,7 +181,10 @@ def best_alone(task: Task, net: nn.Module, method: ByStrategy, result: Result, l
 def check_complete(workdir: str | os.PathLike | None, settings: Search) -> None:
     """Refuses to search the weights of a training that was stopped, unless that is asked for."""
     if workdir is not None and not settings.incomplete and (step := interrupted(workdir)):
-        raise ValueError(f"{workdir} stopped training at {step}: finish it, or set search.incomplete=True.")
+        raise ValueError(
+            f"the training in {workdir} was interrupted at {step}. Train to its end first, by the same call "
+            "or command, or set search.incomplete=True to search its weights as they are."
+        )
 
 
 def tell(times: Mapping[str, float], history: pathlib.Path | None) -> None:

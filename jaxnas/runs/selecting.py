@@ -114,7 +114,9 @@ def select(
         else:
             usable = np.isfinite(supernet)
             if not usable.any():
-                raise ValueError(f"sampling: none of {len(supernet)} scores is a number.")
+                raise ValueError(
+                    f"sampling: none of the {len(supernet)} scores is a number; look at the evaluation."
+                )
             arch = _row(drawn.archs, int(np.argmax(np.where(usable, supernet, -np.inf))))
         metric = task.metrics[0]
         found["candidates"] = tuple(

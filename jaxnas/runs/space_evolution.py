@@ -135,7 +135,10 @@ def evolve(
         _check(task, net, settings, lab.seed)
         known = Spaces((net.space,), config=decided)
     elif known.config != decided:
-        raise ValueError(f"{root / NAME} is of another first space, settings or seed; take another workdir.")
+        raise ValueError(
+            f"{root / NAME} is of another first space, other settings of the evolution or another seed; take "
+            "another workdir, or delete this one to begin anew."
+        )
     short = training.shortened(settings.steps)
     for turn in range(len(known.spaces) - 1, settings.turns):
         name, net = _name(turn), net.clone(space=known.space)
@@ -164,13 +167,18 @@ def _name(turn: int) -> str:
 def _check(task: Task, net: Any, settings: SpaceEvolution, seed: int) -> None:
     """Refuses settings that a space cannot have, before anything is trained."""
     if settings.sample < LEAST_SAMPLE:
-        raise ValueError(f"evolution.sample is {settings.sample}, expected at least {LEAST_SAMPLE}.")
+        raise ValueError(
+            f"evolution.sample is {settings.sample}, expected at least {LEAST_SAMPLE} architectures."
+        )
     costs = cost(net, task.inputs)
     check_cost("evolution.budget", settings.budget, costs(net.space.smallest()))
     for what, names in (("fixed", settings.fixed), ("rules", settings.rules)):
         for name in names:
             if name not in net.space:
-                raise ValueError(f"evolution.{what}: {name!r} is no choice{nearest(name, net.space) or '.'}")
+                raise ValueError(
+                    f"evolution.{what} has {name!r}, which is no choice{nearest(name, net.space)} The space "
+                    f"has {', '.join(net.space)}."
+                )
     for name, rule in settings.rules.items():
         options: Any = net.space[name].options
         shift_options(name, options, 0, rule)
@@ -218,6 +226,7 @@ def _draw(net: Any, costs: Cost, settings: SpaceEvolution, seed: int, turn: int)
             drawn: Arch = space.decode(found[: settings.sample])
             return drawn
     raise ValueError(
-        f"evolution.sample is {settings.sample}, and of {_DRAWS * settings.sample:,} random architectures "
-        f"only {len(found)} cost at most {settings.most:,g} {settings.budget}: raise evolution.most."
+        f"Of {_DRAWS * settings.sample:,} random architectures of space {_name(turn)} only {len(found)} have "
+        f"at most {settings.most:,g} {settings.budget}, and evolution.sample is {settings.sample}. Raise "
+        "evolution.most, or make evolution.sample smaller."
     )

@@ -27,14 +27,21 @@ def normalize(bounds: Any) -> Bounds:
         ]
     items = () if bounds is None else bounds
     if not isinstance(items, tuple | list) or not all(isinstance(x, tuple) and x for x in items):
-        raise TypeError(f"bounds: got {bounds!r}, expected such as {{'params': (None, 1_000_000)}}.")
+        raise TypeError(
+            f"bounds: got {bounds!r}, expected {{name of a cost: (min, max)}}, such as "
+            "{'params': (None, 1_000_000)}."
+        )
     for name, *limits in items:
         numbers = all(isinstance(x, int | float | np.number | None) and not x != x for x in limits)
         if not numbers or len(limits) != 2:
-            raise ValueError(f"bounds: {name!r} is {tuple(limits)}, expected (min, max), numbers or None.")
+            raise ValueError(
+                f"bounds: {name!r} is {tuple(limits)}, expected (min, max), each a number or None."
+            )
         if None not in limits and limits[0] > limits[1]:
             low, high = map(_text, limits)
-            raise ValueError(f"bounds: {name!r} has its minimum {low} above its maximum {high}.")
+            raise ValueError(
+                f"bounds: {name!r} has its minimum {_text(limits[0])} above its maximum {_text(limits[1])}."
+            )
     return tuple((name, low, high) for name, low, high in items)
 
 
@@ -71,7 +78,10 @@ def check_costs(costs: Any) -> Mapping[str, Any]:
     if not isinstance(costs, Mapping) or not all(
         isinstance(name, str) and isinstance(x, kinds) and not np.shape(x) for name, x in costs.items()
     ):
-        raise TypeError(f"cost: the function returned {costs!r}, expected numbers by name.")
+        raise TypeError(
+            f"cost: the function returned {costs!r} for an architecture, expected numbers by name, "
+            "such as {'params': 1_000_000}."
+        )
     return costs
 
 
@@ -171,12 +181,15 @@ def _find(space: Space, cost: Cost | None, bounds: Bounds) -> np.ndarray:
     if not bounds:
         return np.asarray(space.encode(space.smallest()))[None]
     if cost is None:
-        raise ValueError(f"bounds: {bounds} without a cost; pass cost=jaxnas.cost(net, inputs).")
+        raise ValueError(
+            f"bounds: given for {[name for name, *_ in bounds]}, but no cost "
+            "function; pass cost=jaxnas.cost(net, input_shape)."
+        )
     ranges = reachable(space, cost)
     for name, low, high in bounds:
         if name not in ranges:
             raise ValueError(
-                f"bounds: {name!r} is not a cost{nearest(name, ranges)} There are {list(ranges)}."
+                f"bounds: {name!r} is not a cost{nearest(name, ranges)} The costs are {list(ranges)}."
             )
         least, most = ranges[name]
         below, above = high is not None and high < least, low is not None and low > most

@@ -148,7 +148,8 @@ class RegularizedEvolution(Strategy):
         check_counts(self, "population", "sample")
         if self.sample > self.population:
             raise ValueError(
-                f"RegularizedEvolution: sample is {self.sample}, above the population of {self.population}."
+                f"RegularizedEvolution: sample is {self.sample}, expected 1 to the "
+                f"population of {self.population}."
             )
 
     @functools.partial(jax.jit, static_argnums=0)

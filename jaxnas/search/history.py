@@ -83,8 +83,9 @@ class History:
                     fault = fault or f"{name} {line.get(name)}, now {expected.get(name)}"
         if fault:
             raise ValueError(
-                f"{self.path} is not the history of this search: from index {new[0]['index']} it recorded "
-                f"{fault}. Use the supernet, cost function and version that wrote it, or another file."
+                f"{self.path} is not the history of this search: in generation {new[0]['generation']}, from "
+                f"index {new[0]['index']}, it recorded {fault}. Use the supernet, cost function and version "
+                "that wrote it, or another file."
             )
 
 
@@ -95,7 +96,9 @@ def read(path: str | os.PathLike, name: str) -> list[Line]:
     files.append_lines(path, [])  # Raises now what appending would raise after an expensive evaluation.
     rest = path.read_bytes().rpartition(b"\n")[2]
     if rest[: len(_FIRST)] != _FIRST[: len(rest)]:
-        raise ValueError(f"{path} is not a history of a search; its end is {rest[:60]!r}.")
+        raise ValueError(
+            f"{path} is not a history of a search; its end is {rest[:60]!r}. Choose another file."
+        )
     found, digest = [], ""
     for number, line in enumerate(files.read_lines(path, ("index", "strategy", "digest")), start=1):
         if line["strategy"] != name:
@@ -103,8 +106,8 @@ def read(path: str | os.PathLike, name: str) -> list[Line]:
         digest = _digest(line, digest)
         if line["digest"] != digest:
             raise ValueError(
-                f"line {number} of {path} was changed, or a line before it was lost. Restore the file, or "
-                "move it away to start anew."
+                f"line {number} of {path} is not what the search {name!r} wrote there: it was changed, or "
+                "a line before it was lost. Restore the file, or move it away to start anew."
             )
         found.append(line)
     return found
@@ -180,12 +183,12 @@ def _check_settings(recorded: list[Line], settings: Mapping[str, Any], path: Any
         if before.get(name) != settings.get(name)
     ]
     if changed:
-        objective = before.get("objective")
+        before.get("objective")
         raise ValueError(
-            f"{path} holds a search with other settings: {'; '.join(changed)}. Restore them, or move the "
-            "file away to search anew."
-            + f" If another objective gives the same scores, pass objective={objective!r}."
-            * (objective != settings.get("objective"))
+            f"{path} holds a search with other settings: {'; '.join(changed)}. "
+            "Restore them, or move the file away to search anew."
+            + f" If another objective gives the same scores, pass objective={before.get('objective')!r}."
+            * (before.get("objective") != settings.get("objective"))
         )
 
 
@@ -193,9 +196,8 @@ def digest_of(objective: Any) -> str:
     """Returns 16 hexadecimal digits that another objective does not have.
 
     Of a Python function these count: its name, code and defaults, the numbers and texts of outer scopes that
-      it
-    reads, and the same of the functions of its module that it calls. Other modules, files and arrays do not.
-    Another version of Python may give another digest.
+    it reads, and the same of the functions of its module that it calls. Other modules, files and arrays do
+    not. Another version of Python may give another digest.
     """
     inner = _function(objective)
     return files.digest(_described(objective, getattr(inner, "__module__", None), set()))

@@ -74,8 +74,10 @@ def replacements(
     given = [tuple(element) for place in chosen for element in place]
     for element in given:
         if element not in names or given.count(element) > 1:
-            what = "in two places" if element in names else "no element of the space"
-            raise ValueError(f"{element} is {what}: expected each element, such as {names[0]}, at most once.")
+            raise ValueError(
+                f"{element} is {'in two places' if element in names else 'no element of the space'}: "
+                f"expected each of the elements at most once, such as {names[0]}; there are {len(names)}."
+            )
     whole = np.asarray(space.encode(space.largest() if base is None else base), np.int32)
     first = np.asarray(canonical_codes(space, whole))
     rows, of = [first], [-1]
@@ -142,8 +144,9 @@ def knapsack(replaced: Replacements, scores: Any, cost: Cost, bounds: Any) -> Ar
         expected = costs[name][0] + change[name][picked].sum()
         if not math.isclose(float(now[name]), expected, rel_tol=1e-6):
             raise ValueError(
-                f"{name} does not add up over the places: the network has {float(now[name]):g}, the sum is "
-                f"{expected:g}. Decisions that change each other's cost belong in one place."
+                f"{name} does not add up over the places: the network has {float(now[name]):g}, and the "
+                f"sum is {expected:g}. Decisions that change each other's cost belong in one place, and a "
+                "width of the whole network in none."
             )
     return arch
 

@@ -90,9 +90,9 @@ class Workers:
             self._begin()
             if not self._running:
                 raise RuntimeError(
-                    f"search: all {self._count} workers of the executor are busy with evaluations that took "
-                    f"more than {self._timeout} seconds. Resume with a new executor and the same history; or "
-                    "give none, and workers that hang are replaced."
+                    f"search: all {self._count} workers of the executor are still busy with evaluations that "
+                    f"took more than {self._timeout} seconds. Resume with a new executor and the same "
+                    "history; or give no executor, and workers that hang are ended and replaced."
                 )
             now = time.monotonic()
             for future, (number, end) in self._running.items():
@@ -259,8 +259,9 @@ def _check(strategy: Any, workers: Any, executor: Any, timeout: Any) -> None:
     if strategy.batch != 1 or strategy.fidelities is not None or strategy.objectives is not None:
         raise ValueError(
             f"search: {type(strategy).__name__} asks for batches of {strategy.batch}, or for all scores of a "
-            "rung. Take one that runs with batch=1, such as RegularizedEvolution, or search.run with "
-            "batched=True and an evaluation that spreads its batch over workers itself."
+            "rung. RandomSearch, LocalSearch, RegularizedEvolution, PredictorGuided and Reinforce run in "
+            "parallel, with batch=1; for the others call search.run(..., batched=True) with an evaluation "
+            "that spreads its batch over workers itself."
         )
     if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
         raise ValueError(f"search: workers is {workers!r}, expected an int of at least 1.")
@@ -269,8 +270,8 @@ def _check(strategy: Any, workers: Any, executor: Any, timeout: Any) -> None:
         raise ValueError(f"search: timeout is {timeout!r}, expected seconds above 0, or None for no limit.")
     if executor is not None and not isinstance(executor, futures_lib.Executor):
         raise TypeError(
-            f"search: executor is a {type(executor).__name__}, expected a concurrent.futures.Executor, as "
-            "client.get_executor() of Dask."
+            f"search: executor is a {type(executor).__name__}, expected a concurrent.futures.Executor. A "
+            "client of Dask makes one by client.get_executor()."
         )
 
 
@@ -283,5 +284,6 @@ def _recorded(line: dict[str, Any], running: dict[int, Any], path: Any) -> tuple
             return number, score, note
     raise ValueError(
         f"{path} is not the history of this search: at index {line['index']} it recorded "
-        f"{line['architecture']}, which is not asked for now. Use the version that wrote it, or another file."
+        f"{line['architecture']}, which is not asked for now. Use the cost function and version that wrote "
+        "it, or another file."
     )

@@ -106,14 +106,16 @@ def hypervolume(objectives: jax.Array, reference: jax.Array, valid: jax.Array | 
     """Returns the volume that is dominated by the points and above a reference, float [M], float32 [].
 
     Exact but for rounding: a sweep in O(N log N) for two objectives, O(N^2) for three. Points that are not
-      above
-    the reference in all objectives add 0.
+    above the reference in all objectives add 0.
     """
     scores, usable = _prepare(objectives, valid)
     bound = jnp.asarray(reference, jnp.float32)
     if scores.shape[1] not in (2, 3) or bound.shape != scores.shape[1:]:
-        given = f"objectives {list(scores.shape)} and a reference {list(bound.shape)}"
-        raise ValueError(f"hypervolume: got {given}, expected [N, M] and [M] with M of 2 and 3.")
+        f"objectives {list(scores.shape)} and a reference {list(bound.shape)}"
+        raise ValueError(
+            f"hypervolume: got objectives {list(scores.shape)} and a reference {list(bound.shape)}, expected "
+            "[N, M] and [M] with M of 2 and 3."
+        )
     gains = jnp.where(usable[:, None], jnp.maximum(scores - bound[None, :], 0), 0)
     gains = gains[jnp.argsort(-gains[:, 0])]
     x, y = gains[:, 0], gains[:, 1]
@@ -132,13 +134,17 @@ def _prepare(objectives: jax.Array, valid: jax.Array | None) -> tuple[jax.Array,
     """Scores as float32 [N, M], and the rows that count, bool [N]."""
     scores = jnp.asarray(objectives, jnp.float32)
     if scores.ndim != 2 or 0 in scores.shape:
-        raise ValueError(f"objectives: got {list(scores.shape)}, expected [N, M] (vmap over more axes).")
+        raise ValueError(
+            f"objectives: got shape {list(scores.shape)}, expected [N, M]: a row for "
+            "each point (vmap over more axes)."
+        )
     usable = ~jnp.any(jnp.isnan(scores), axis=1)
     if valid is None:
         return scores, usable
     if jnp.shape(valid) != usable.shape:
         raise ValueError(
-            f"valid: got {list(jnp.shape(valid))}, expected {list(usable.shape)}, one for each row."
+            f"valid: got shape {list(jnp.shape(valid))}, expected "
+            f"{list(usable.shape)}, one for each row of the objectives."
         )
     return scores, usable & jnp.asarray(valid, bool)
 
@@ -162,8 +168,7 @@ class NSGA2(Strategy):
 
     The first generation is random. Each later one has children of two parents from binary tournaments by
     front, then by crowding: crossover, which takes each element from either parent, then mutation, which
-      draws
-    options anew. The better half of parents and children survives. No architecture is evaluated twice.
+    draws options anew. The better half of parents and children survives. No architecture is evaluated twice.
 
     Attributes:
       population: how many a generation has: the batch.
@@ -191,7 +196,10 @@ class NSGA2(Strategy):
         check_numbers(self, "crossover_probability", least=0, most=1)
         check_numbers(self, "mutation_probability", least=0, most=1, none=True)
         if self.objectives < 2:
-            raise ValueError(f"NSGA2: objectives is {self.objectives}, expected at least 2.")
+            raise ValueError(
+                f"NSGA2: objectives is {self.objectives}, expected at least 2; for one "
+                "score there is Evolution."
+            )
 
     @property
     def batch(self) -> int:

@@ -24,10 +24,9 @@ class PredictorGuided(Strategy):
 
     First `initial` random architectures; then, refitting before each choice, that of the largest acquisition
     among the candidates: the whole space where it can be listed (or a given pool), else mutants of the best
-      and
-    random ones. Nothing is evaluated twice. A failed evaluation counts as the worst score so far, so that its
-    neighborhood is avoided; what is being evaluated meanwhile counts as a score in the middle, so that the
-    next one is elsewhere (a constant liar: Ginsbourger et al. 2010). Use as `Strategy`.
+    and random ones. Nothing is evaluated twice. A failed evaluation counts as the worst score so far, so that
+    its neighborhood is avoided; what is being evaluated meanwhile counts as a score in the middle, so that
+    the next one is elsewhere (a constant liar: Ginsbourger et al. 2010). Use as `Strategy`.
 
     Attributes:
       predictor: with `fit(key, inputs, targets, mask)` and `predict(fitted, inputs)`; see
@@ -62,13 +61,15 @@ class PredictorGuided(Strategy):
         check_methods(self, "predictor", ("fit", "predict"), "predictors.GaussianProcess()")
         if not callable(self.features):
             raise TypeError(
-                f"PredictorGuided: features is {self.features!r}, expected predictors.one_hot(space)."
+                f"PredictorGuided: features is {self.features!r}, expected a function from an architecture "
+                "to the predictor's inputs, such as predictors.one_hot(space)."
             )
         if self.pool is not None:
             check_pool(self.pool, self.space, "PredictorGuided: pool")
         if self.acquisition not in ACQUISITIONS:
             raise ValueError(
-                f"PredictorGuided: acquisition is {self.acquisition!r}, expected one of {ACQUISITIONS}."
+                f"PredictorGuided: acquisition is {self.acquisition!r}, expected one "
+                f"of {', '.join(ACQUISITIONS)}."
             )
         check_counts(self, "initial", least=2)  # a predictor needs two points
         check_counts(self, "mutants")
@@ -141,7 +142,7 @@ class PredictorGuided(Strategy):
                 arch = self.space.to_dict(self.space.decode(codes[int(np.argmax(wrong))]))
                 raise ValueError(
                     f"PredictorGuided: features returns NaN or infinity for {wrong.sum()} of {len(leaf)} "
-                    f"architectures, first for {arch}."
+                    f"architectures, first for {arch}. A predictor needs finite numbers."
                 )
 
     def _value(

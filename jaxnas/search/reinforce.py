@@ -132,7 +132,7 @@ class TransformerPolicy:
         check_counts(self, "width", "layers", "heads")
         if self.width % self.heads:
             raise ValueError(
-                f"TransformerPolicy: width is {self.width}, no multiple of the {self.heads} heads."
+                f"TransformerPolicy: width is {self.width}, expected a multiple of the {self.heads} heads."
             )
 
     def _module(self, space: Space) -> _Decoder:
@@ -215,7 +215,9 @@ class Reinforce(Strategy):
         check_numbers(self, "decay", least=0, below=1)
         check_numbers(self, "entropy", "queue_weight", least=0)
         if self.baseline not in ("average", "value"):
-            raise ValueError(f"Reinforce: baseline is {self.baseline!r}, expected 'average' or 'value'.")
+            raise ValueError(
+                f"{type(self).__name__}: baseline is {self.baseline!r}, expected 'average' or 'value'."
+            )
 
     @property
     def plans_by_budget(self) -> bool:

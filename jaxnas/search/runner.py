@@ -202,14 +202,19 @@ def check_search(strategy: Any, evaluate: Any, key: Any, given: str) -> None:
     except ValueError:  # Some functions that are not written in Python have no signature.
         return
     except TypeError as error:
-        call = f"{type(strategy).__name__} calls evaluate({', '.join(arguments)})"
-        raise TypeError(f"search: {call}: {error}.") from None
+        f"{type(strategy).__name__} calls evaluate({', '.join(arguments)})"
+        raise TypeError(
+            f"search: {type(strategy).__name__} calls evaluate({', '.join(arguments)}): {error}."
+        ) from None
 
 
 def check_strategy(strategy: Any) -> None:
     """Checks that something is a strategy; raises TypeError."""
     if not isinstance(strategy, Strategy):
-        raise TypeError(f"search: {strategy!r} is no strategy, an instance of a subclass of search.Strategy.")
+        raise TypeError(
+            f"search: {strategy!r} is no strategy: an instance of a frozen dataclass that inherits "
+            "jaxnas.search.Strategy and has a method ask."
+        )
 
 
 def open_history(
@@ -267,9 +272,10 @@ def _checked(told: Any, shape: tuple[int, ...]) -> np.ndarray:
     except (TypeError, ValueError):  # rows of different lengths
         array = np.asarray(None)
     if array.shape != shape or array.dtype.kind not in "fiu" and array.dtype != "bfloat16":
-        what = f"float {list(shape)}" if shape else "a number"
+        f"float {list(shape)}" if shape else "a number"
         raise ValueError(
-            f"search: the evaluation returned {array.dtype}{list(array.shape)}, expected {what}."
+            f"search: the evaluation returned {array.dtype}{list(array.shape)}, expected float {list(shape)}"
+            + (f" for {shape[0]} architectures." if shape else ": a number.")
         )
     return array.astype(np.float32)
 

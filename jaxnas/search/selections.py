@@ -64,7 +64,9 @@ def candidates(
       At least one and at most `count` architectures, those drawn by the probabilities first.
     """
     if count < 1 or not 0 <= explore <= 1:
-        raise ValueError(f"candidates: count is {count}, at least 1, and explore is {explore}, 0 to 1.")
+        raise ValueError(
+            f"candidates: count is {count}, expected at least 1, and explore is {explore}, expected 0 to 1."
+        )
     if cost is None and (low is not None or high is not None):
         raise ValueError(f"candidates: there are bounds, low={low} and high={high}, but no cost.")
     space.check_static(logits)
@@ -87,7 +89,7 @@ def candidates(
         every = np.concatenate(costs)
         raise ValueError(
             f"candidates: none of {len(every)} draws costs {low} to {high}; they cost {every.min():.6g} to "
-            f"{every.max():.6g}."
+            f"{every.max():.6g}. Change the bounds, explore more, or search with the cost in the loss."
         )
     keep = _first(space, codes, canonical)[:count]
     return Candidates(space.decode(codes[keep]), keep >= len(searched))
@@ -195,8 +197,11 @@ def falls(evaluate: Callable[[Arch], Any], rows: Arch, what: str) -> np.ndarray:
     """Returns the score of the first soft architecture less those of the others, float64 [n - 1]."""
     scores = np.asarray(evaluate(jax.tree.map(jnp.asarray, rows)), np.float64)
     if not np.isfinite(scores).all():
-        without, whole = scores[1:].tolist(), scores[0]
-        raise ValueError(f"The scores of {what} without each option are {without}, with all {whole}.")
+        _without, _whole = scores[1:].tolist(), scores[0]
+        raise ValueError(
+            f"The scores of {what} without each option are {scores[1:].tolist()}, with all {scores[0]}; "
+            "expected numbers."
+        )
     return scores[0] - scores[1:]
 
 
@@ -228,7 +233,8 @@ def pruning(
     name, choice = next(iter(space.choices.items()))
     if len(space) > 1 or choice.length is None or choice.per_position is not None:
         raise ValueError(
-            f"pruning takes one decision that is repeated, with the same options everywhere; got {space}."
+            "pruning takes a space with one decision that is repeated, with the same options everywhere, "
+            f"such as the mechanism of each head; got {space}."
         )
     soft = np.asarray(weights[name], np.float32).copy()
     named = {(p, o): [p, option] for p in range(choice.length) for o, option in enumerate(choice.options)}

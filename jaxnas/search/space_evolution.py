@@ -90,8 +90,8 @@ def decompose(
     space.check(archs)
     if (batch := space.encode(archs).shape[:-1]) != errors.shape:
         raise ValueError(
-            f"There are {len(errors)} errors, and the architectures have the leading axes {list(batch)}, "
-            f"expected [{len(errors)}], as space.sample(key, {len(errors)}) gives."
+            f"There are {len(errors)} errors, but the architectures have the leading axes {list(batch)}, "
+            f"expected [{len(errors)}]: a batch of as many, as space.sample(key, {len(errors)}) gives it."
         )
     active, chosen = space.active(archs), list(space) if names is None else names
     return {
@@ -114,8 +114,8 @@ def _of_options(
     shares = hits / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     if len(empty := np.flatnonzero(~shares.any(axis=0))):
         raise ValueError(
-            f"None of the {count} architectures has the option {options[empty[0]]!r} of {name!r}. Sample "
-            f"more, or leave this choice out by fixed=({name!r},)."
+            f"None of the {len(errors)} architectures has the option {options[empty[0]]!r} of {name!r}. "
+            f"Sample more, or leave this choice out (of evolve_space by fixed=({name!r},))."
         )
     # Above the least one, so that equal errors give differences of exactly 0.
     least, found, deviations = errors.min(), np.zeros(len(options)), np.zeros(shares.shape)
@@ -172,7 +172,9 @@ class ShiftRule:
         check_numbers(self, "step", "threshold", "multiple", above=0, none=True)
         check_numbers(self, "least", "most", none=True)
         if self.least is not None and self.most is not None and not self.least <= self.most:
-            raise ValueError(f"ShiftRule: least is {self.least}, above most, which is {self.most}.")
+            raise ValueError(
+                f"ShiftRule: least is {self.least} and most is {self.most}; expected least <= most."
+            )
 
 
 def shift_options(
@@ -182,7 +184,8 @@ def shift_options(
     whole = all(isinstance(option, int) for option in options)
     if wrong := [option for option in options if not _is_legal(option, options, rule)]:
         raise ValueError(
-            f"{name!r} has the options {options}, of which {wrong} are not legal by {rule}. Widen the limits."
+            f"{name!r} has the options {options}, of which {wrong} are not legal by {rule}. "
+            "Widen the limits, or restrict the space first."
         )
     if not steps:
         return options
@@ -203,14 +206,17 @@ def shift_options(
     if not legal:
         raise ValueError(
             f"{name!r} would have no legal value left: its options {options} move by {steps} x {step:g} to "
-            f"{tuple(moved)}, and the rule is {rule}. Widen its limits, or leave it out by fixed=({name!r},)."
+            f"{tuple(moved)}, and the rule is {rule}. Widen its limits, take a smaller step or a larger "
+            f"threshold in rules[{name!r}], or leave the choice as it is by fixed=({name!r},)."
         )
     return legal
 
 
 def _step_of(options: tuple[float, ...], rule: ShiftRule) -> float:
     if rule.step is None and len(options) < 2:
-        raise ValueError(f"One option alone, {options}, says no distance; give ShiftRule(step=...).")
+        raise ValueError(
+            f"One option alone, {options}, says no distance of a step; give ShiftRule(step=...)."
+        )
     return float(np.diff(np.sort(options)).min()) if rule.step is None else rule.step
 
 

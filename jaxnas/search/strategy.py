@@ -50,7 +50,9 @@ class Pool:
 def check_pool(pool: Any, space: Space, what: str) -> np.ndarray:
     """Checks that a pool is of a space, and returns its codes, int [n, space.length]."""
     if not isinstance(pool, Pool):
-        raise TypeError(f"{what} is {type(pool).__name__}, expected search.Pool(space.encode(archs)).")
+        raise TypeError(
+            f"{what} is {type(pool).__name__}, expected architectures as search.Pool(space.encode(archs))."
+        )
     codes = np.asarray(pool.codes)
     if codes.ndim != 2 or codes.shape[1] != space.length or codes.dtype.kind not in "iu" or not len(codes):
         raise ValueError(
@@ -61,8 +63,8 @@ def check_pool(pool: Any, space: Space, what: str) -> np.ndarray:
     if outside.any():
         row = int(np.argmax(outside))
         raise ValueError(
-            f"{what} is not of the space: row {row} has the codes {codes[row].tolist()}, and the elements "
-            f"have {space.sizes.tolist()} options. Make them by space.encode(archs)."
+            f"{what} has codes that are not of the space, first in row {row}: {codes[row].tolist()}; the "
+            f"elements have {space.sizes.tolist()} options. Make them by space.encode(archs)."
         )
     return codes
 
@@ -279,7 +281,8 @@ def as_told(what: str, told: Any, shape: tuple[int, ...]) -> jax.Array:
         array, given = None, type(told).__name__
     if array is None or array.shape != shape or not jnp.issubdtype(array.dtype, jnp.floating):
         raise ValueError(
-            f"search: {what} are {given}, expected floats {list(shape)}, one for each row asked."
+            f"search: {what} are {given}, expected a float for each row asked, {list(shape)}; rows where "
+            "state.valid is False may hold anything."
         )
     return array
 

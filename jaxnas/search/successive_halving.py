@@ -77,7 +77,10 @@ class Hyperband(Strategy):
         every = range(self.fidelities)
         starts = every if self.starts is None else self.starts
         if not isinstance(starts, tuple | list | range) or not starts or set(starts) - set(every):
-            raise ValueError(f"Hyperband: starts is {starts!r}, expected fidelities of 0 to {every[-1]}.")
+            raise ValueError(
+                f"Hyperband: starts is {starts!r}, expected a tuple of fidelities from 0 to "
+                f"{self.fidelities - 1}."
+            )
         object.__setattr__(self, "starts", tuple(starts))
         if self.given is not None:
             codes = self._check_given(self.given)
@@ -96,7 +99,9 @@ class Hyperband(Strategy):
         if len(np.unique(networks, axis=0)) < len(codes):
             raise ValueError("Hyperband: some of the given architectures are equal; give each one once.")
         if self.bounds:
-            raise ValueError("Hyperband: bounds are for drawn architectures, and not for given ones.")
+            raise ValueError(
+                "Hyperband: bounds are for architectures that are drawn, and not for given ones."
+            )
         return codes
 
     def rungs(self, start: int) -> list[int]:
@@ -165,13 +170,18 @@ class Hyperband(Strategy):
             what is less or no number counts as 0.
         """
         if seconds is None and self.budget is not None:
-            raise ValueError(f"Hyperband: for a budget, {self.budget}, return (scores, seconds).")
+            raise ValueError(
+                f"Hyperband: for the budget of {self.budget} seconds an evaluation returns (scores, seconds)."
+            )
         shape = state.valid.shape
         seconds = as_told("seconds", jnp.zeros(shape) if seconds is None else seconds, shape)
         if not any(isinstance(x, jax.core.Tracer) for x in (seconds, state.valid)):
             told = np.asarray(seconds, np.float32)[np.asarray(state.valid)]
             if not np.all(np.isfinite(told) & (told >= 0)):
-                raise ValueError(f"Hyperband: seconds are {told.tolist()}, expected numbers of at least 0.")
+                raise ValueError(
+                    f"Hyperband: seconds are {told.tolist()}, expected numbers of at least 0, also of an "
+                    "evaluation that failed. The budget counts them."
+                )
         return self._tell(state, archs, scores, seconds)
 
     @functools.partial(jax.jit, static_argnums=0)

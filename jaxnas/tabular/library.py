@@ -78,6 +78,8 @@ def load(name: str, data_dir: str | os.PathLike | None = None) -> Table:
         `python -m tools.convert_tables`, in a clone, fills it.
     """
     if name not in _TABLES:
-        raise ValueError(f"load: {name!r} is not a table{nearest(name, _TABLES)} See tabular.names().")
+        raise ValueError(
+            f"load: {name!r} is not a table{nearest(name, _TABLES)} The names are those of tabular.names()."
+        )
     path, make = _TABLES[name]
     return make(name, read(path, data_dir))

@@ -50,8 +50,7 @@ def from_csv(
     Raises:
       OSError: there is no such file, or it cannot be read.
       ValueError: no such text; a missing or unknown column; or, with line and column, a cell that is no
-      option,
-        no finite number, or empty where its choice is active.
+        option, no finite number, or empty where its choice is active.
     """
     path = files.as_path(path)
     columns, lines = _read(path)
@@ -87,7 +86,9 @@ def from_csv(
     metrics = {}
     for column, cells in columns.items():
         if column in space or column.rpartition("_")[0] in space:
-            raise ValueError(f"{path}: the space has no place for the column {column!r}; ignore it.")
+            raise ValueError(
+                f"{path}: the space has no place for the column {column!r}; rename or ignore it."
+            )
         metrics[column] = [
             _number(f"{path}, line {line}: column {column!r}", cell)
             for line, cell in zip(lines, cells, strict=True)
@@ -108,7 +109,7 @@ def _read(path: Any) -> tuple[dict[str, list[str]], list[int]]:
     if len(rows) < 2 or "" in header or len(set(header)) < len(header):
         raise ValueError(
             f"{path}: expected different names of columns in the first line, and lines behind it; the first "
-            f"line is {header}. See index=False of pandas."
+            f"line is {header}. pandas leaves the column of row numbers out with index=False."
         )
     for line, row in rows:
         if len(row) != len(header):
@@ -175,6 +176,7 @@ def _number(what: str, cell: str) -> float:
         number = math.inf
     if abs(number) > float(np.finfo(np.float32).max):
         raise ValueError(
-            f"{what} is {cell!r}, expected a finite number, or an empty cell for an unknown one."
+            f"{what} is {cell!r}, expected a finite number, or an empty cell for an unknown one. If the "
+            "column is no metric, ignore it, or give the space."
         )
     return number

@@ -184,8 +184,8 @@ def from_arrays(
     for key, indices in archs.items():
         if np.asarray(indices).dtype.kind == "f":
             raise TypeError(
-                f"{name}: the architectures have {np.asarray(indices).dtype} for {key!r}, expected indices. "
-                "Option values go through space.from_dict."
+                f"{name}: the architectures have {np.asarray(indices).dtype} for {key!r}, expected integers, "
+                "the indices of options. Option values go through space.from_dict."
             )
     space.check(archs)
     with jax.ensure_compile_time_eval():
@@ -196,8 +196,12 @@ def from_arrays(
     twice = np.flatnonzero((codes[order][1:] == codes[order][:-1]).all(axis=1))
     if len(twice):
         a, b = sorted(order[twice[0] : twice[0] + 2].tolist())
-        arch = space.to_dict(space.decode(codes[a]))
-        raise ValueError(f"{name}: rows {a} and {b} (from 0) are one architecture, {arch}; keep one of them.")
+        space.to_dict(space.decode(codes[a]))
+        raise ValueError(
+            f"{name}: rows {a} and {b} (from 0) are one architecture, "
+            f"{space.to_dict(space.decode(codes[a]))}; keep one of them, or average their metrics. The "
+            f"metrics are {list(metrics)}."
+        )
     equals = None
     if canonical is not None:
         if classes is not None:
@@ -208,13 +212,14 @@ def from_arrays(
         classes = classes.reshape(-1)
         equals = index_lib.make(space.sizes, different, first)
     if not metrics:
-        raise ValueError(f"{name}: there are no metrics.")
+        raise ValueError(f"{name}: there are no metrics; a table has at least one number for each row.")
     rows, objectives = len(codes), dict(objectives or {})
     values = {key: _read_only(_column(name, key, x, rows)) for key, x in metrics.items()}
     for key, objective in objectives.items():
         if key not in values or objective not in ("max", "min"):
             raise ValueError(
-                f"{name}: objectives has {key!r}: {objective!r}; expected max or min of {list(values)}."
+                f"{name}: objectives has {key!r}: {objective!r}; expected 'max' or 'min' by metric, of which "
+                f"there are {list(values)}."
             )
     classes = np.arange(rows) if classes is None else np.asarray(classes)
     if classes.shape != (rows,) or classes.dtype.kind not in "iu":
@@ -246,9 +251,10 @@ def _column(name: str, metric: str, values: Any, rows: int) -> np.ndarray:
     if column.shape != (rows,):
         raise ValueError(f"{name}: metric {metric!r} is {list(column.shape)}, expected [{rows}] numbers.")
     if np.isinf(column).any():
-        row = int(np.argmax(np.isinf(column)))
+        int(np.argmax(np.isinf(column)))
         raise ValueError(
-            f"{name}: metric {metric!r} is infinite in row {row} (from 0); NaN is for unknown ones."
+            f"{name}: metric {metric!r} is infinite in row {int(np.argmax(np.isinf(column)))} (from 0); "
+            "expected finite numbers of float32, and NaN for unknown ones."
         )
     return column
 

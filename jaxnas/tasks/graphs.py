@@ -124,7 +124,8 @@ class Graphs(Named[graphs.Graphs]):
             raise ValueError(
                 f"{self.name}: a batch of {batch_size} graphs to {role}, and there "
                 + ("is 1" if len(rows) == 1 else f"are {len(rows)}")
-                + ". Set training.batch_size to at most that, and training.devices to 1 for one graph."
+                + "; a row of a batch is a whole graph. Set training.batch_size to at most that, and "
+                "training.devices to 1 for one graph, which devices cannot share."
             )
         if len(rows) == batch_size and shard == (0, 1):
             every = len(rows) == len(self.dataset.features)

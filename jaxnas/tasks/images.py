@@ -144,8 +144,8 @@ class Images(Classification[Dataset]):
             if (memory := count * math.prod(self.dataset.image_shape)) > _MEMORY:
                 raise ValueError(
                     f"{self.name}: an evaluation on {role!r} holds its {count:,} decoded images in memory, "
-                    f"{memory / 2**30:.3g} GiB of {_MEMORY / 2**30:.3g}. Hold fewer images out "
-                    "(search_fraction=0.01, say), or evaluate fewer batches."
+                    f"which are {memory / 2**30:.3g} GiB, and {_MEMORY / 2**30:.3g} are allowed. Hold fewer "
+                    "images out (search_fraction=0.01, say), or evaluate fewer batches."
                 )
         return super().evaluation(role, batch_size, limit)
 

@@ -61,8 +61,8 @@ class Named(Task, Generic[D]):
     def __post_init__(self) -> None:
         if not isinstance(self.data, (str, self.kind, *self.rules)):
             raise ValueError(
-                f"{type(self).__name__}: data is a {type(self.data).__name__}; expected a name, or "
-                f"{self.makers}."
+                f"{type(self).__name__}: data is a {type(self.data).__name__}; expected a name, or what "
+                f"{self.makers} returns."
             )
         flags = {}
         for field in dataclasses.fields(self):
@@ -117,7 +117,8 @@ class Named(Task, Generic[D]):
         check_role(self.name, role, ("train", "search") if train else ("search", "validation", "test"), use)
         if role not in parts:
             raise ValueError(
-                f"{self.name} has no {self.examples} of the role {role!r}, only of {', '.join(parts)}."
+                f"{self.name} has no {self.examples} of the role {role!r}, only of {', '.join(parts)}. Hold "
+                "some out of training, as by search_fraction=0.2."
             )
         return parts[role]
 

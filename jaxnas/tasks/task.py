@@ -275,9 +275,9 @@ def check_fits(task: Task, net: nn.Module) -> None:
     except Exception as error:
         if _takes_soft(functools.partial(jax.eval_shape, run, key), net.space):
             raise ValueError(
-                f"{name} takes soft architectures alone. A network must take hard ones, an index for each "
-                "decision, too, as jaxnas.elastic's layers do: it is initialized and extracted with them. "
-                f"It fails with {type(error).__name__}: {error}"
+                f"{name} takes soft architectures alone, weights of the options of each decision. A network "
+                "must take hard ones, an index for each, too: it is initialized and extracted with them. The "
+                f"layers of jaxnas.elastic take both. It fails with {type(error).__name__}: {error}"
             ) from error
         raise ValueError(
             f"{name} does not take the batches of {task.name}, of which one row is {row}. It fails with "

@@ -80,7 +80,8 @@ class Text(Classification[Sentences]):
         if given and not isinstance(self.data, str):
             raise ValueError(
                 f"Text: {given[0]} is {getattr(self, given[0])!r}, and {self.name} has its tokens already; "
-                "give it to data.from_tsv, data.from_texts or data.ListOps, whichever makes them."
+                "give it to data.from_tsv, data.from_texts, data.load_sentences or data.ListOps, whichever "
+                "makes them."
             )
         check_counts(self, "length", "max_words", "embedding_dim", none=True)
         check_counts(self, "seed", least=0)

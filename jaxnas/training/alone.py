@@ -150,7 +150,10 @@ def train_seeds(
     )
     lost = [seed for seed, step in zip(seeds, best_steps, strict=True) if step == 0]
     if lost:
-        raise DivergedError(f"train_seeds: {stopping.role!r} was never finite with the seeds {lost}.")
+        raise DivergedError(
+            f"train_seeds: the metric on {stopping.role!r} was never finite with the seeds {lost}. Choose a "
+            "smaller learning rate, or clip gradients."
+        )
     return Seeds(variables, best_steps, max(one.steps for one in groups), metrics)
 
 
@@ -255,7 +258,10 @@ def make_tuner(
         for number in range(training.steps):
             own, metrics = step(own, batch(calls * training.steps + number))
         if not metrics["finite"]:
-            raise DivergedError(f"The training after decision {calls + 1} is not finite; lower its rate.")
+            raise DivergedError(
+                f"The training between decisions, {training.steps} steps each, is not finite after "
+                f"{calls + 1} of them. Choose a smaller learning rate, or clip gradients."
+            )
         last, calls = own, calls + 1
         return last.evaluated()
 

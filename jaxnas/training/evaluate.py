@@ -258,7 +258,10 @@ def _calibrating(task: Task, net: nn.Module, rows: int, count: int) -> Any:
     inputs = [task.preprocess(train.at(number)) for number in range(count)]
     shapes = {tuple(x.shape for x in jax.tree.leaves(batch)) for batch in inputs}
     if len(shapes) > 1:
-        raise ValueError(f"Batch statistics need training batches of one shape; {task.name} has `lengths`.")
+        raise ValueError(
+            f"{type(net).__name__} has batch statistics, which are made from training batches of one shape; "
+            f"those of {task.name} have {len(shapes)} different ones. Leave out the task's `lengths`."
+        )
     return jax.tree.map(lambda *x: np.stack(x), *inputs)
 
 

@@ -77,7 +77,10 @@ def shard_batch(batch: Any, mesh: Mesh) -> Any:
     def put(x: Any) -> jax.Array:
         size = x.shape[0] * jax.process_count()
         if size % mesh.size:
-            raise ValueError(f"A batch of {size} does not divide by {mesh.size} devices.")
+            raise ValueError(
+                f"A batch of {size} does not divide by the mesh's {mesh.size} devices; "
+                "choose a multiple, or fewer devices."
+            )
         return jax.make_array_from_process_local_data(rows_of(mesh), np.asarray(x))
 
     return jax.tree.map(put, batch)

@@ -84,7 +84,9 @@ class Training:
         check_numbers(self, "clip", above=0, none=True, group=group)
         check_numbers(self, "average", least=0, below=1, group=group)
         if self.warmup_steps is not None and self.warmup_steps >= self.steps:
-            raise ValueError(f"training.warmup_steps is {self.warmup_steps}, expected below {self.steps}.")
+            raise ValueError(
+                f"training.warmup_steps is {self.warmup_steps}, expected fewer than the {self.steps} steps."
+            )
 
     def shortened(self, steps: int | None) -> Training:
         """The same settings for another number of steps, with a warm-up of at most a tenth of them."""

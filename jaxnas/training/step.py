@@ -78,7 +78,10 @@ class Options:
         object.__setattr__(self, "log", trackers.as_log(self.log))
         given = self.optimizer
         if given and not (isinstance(given[0], optax.GradientTransformation) and callable(given[1])):
-            raise TypeError(f"Options: optimizer is {given!r:.99}, expected (transformation, rate by step).")
+            raise TypeError(
+                f"Options: optimizer is {given!r:.200}, expected a transformation and its learning rate by "
+                "step, as (optax.sgd(rate), rate) with rate = optax.constant_schedule(0.1)."
+            )
         if isinstance(self.may_differ, str):
             raise TypeError(f"Options: may_differ is {self.may_differ!r}, expected a tuple of names.")
 
@@ -104,8 +107,12 @@ class Setup:
         if (batch_size := self.training.batch_size) is None:
             rows = min(128, *(self.task.rows(role) for role in self.recipe.roles))
             batch_size = max(rows - rows % devices, 1)
-        if batch_size % devices:
-            raise ValueError(f"training.batch_size is {batch_size}, which {devices} devices cannot share.")
+        if rest := batch_size % devices:
+            near = [size for size in (batch_size - rest, batch_size - rest + devices) if size]
+            raise ValueError(
+                f"training.batch_size is {batch_size}, which {devices} devices cannot share: choose "
+                f"{' or '.join(map(str, near))}, or fewer devices."
+            )
         return batch_size
 
 
@@ -408,7 +415,11 @@ def several(step: Step) -> Callable[[TrainState, tuple[Any, ...]], Any]:
     def call(state: Any, batches: tuple[Any, ...]) -> Any:
         shapes = {tuple(x.shape for x in jax.tree.leaves(batch)) for batch in batches}
         if len(shapes) > 1:
-            raise ValueError("training.steps_per_call needs batches of one shape: leave out `lengths`.")
+            raise ValueError(
+                f"{len(batches)} steps are one call (training.steps_per_call), and their batches have "
+                f"{len(shapes)} different shapes: set training.steps_per_call=1, or leave out the task's "
+                "`lengths`."
+            )
         tree, flat = jax.tree.structure(batches[0]), [jax.tree.leaves(batch) for batch in batches]
         # An array that is in every batch, as a graph may be, is not stacked.
         shared = {i: x for i, x in enumerate(flat[0]) if all(leaves[i] is x for leaves in flat)}

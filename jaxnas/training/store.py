@@ -117,7 +117,9 @@ class JsonlWriter:
         step = record.get("step")
         if type(step) is not int or (self._last is not None and step < self._last):
             after = "" if self._last is None else f" not below {self._last}, the one before"
-            raise ValueError(f"{self.path}: a record needs an integer 'step'{after}: got {record}")
+            raise ValueError(
+                f"a record of {self.path} needs an integer 'step'{after}: got {step!r} in {record}"
+            )
         return step
 
 
@@ -130,7 +132,10 @@ def check_unchanged(path: files.Path, digest: str | None, written: bytes | None 
     if digest is None or not path.exists():
         return
     if files.digest(path.read_bytes() if written is None else written) != digest:
-        raise ValueError(f"{path} was changed: restore it, or delete it to resume without its records.")
+        raise ValueError(
+            f"{path} is not what the training wrote up to its last checkpoint: lines were lost or changed. "
+            "Restore the file, or delete it to resume without those records."
+        )
 
 
 def interrupted(workdir: files.Path) -> str:

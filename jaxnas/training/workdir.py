@@ -58,10 +58,16 @@ def _held(workdir: pathlib.Path) -> Iterator[None]:
                 held.callback(os.close, lock)
                 _lock(lock)
         except BlockingIOError as error:
-            raise WorkdirError(f"{workdir} is in use by another run ({error}): wait.") from error
+            raise WorkdirError(
+                f"the workdir {workdir} is in use by another run ({error}). "
+                "Wait for that run, stop it, or choose another directory."
+            ) from error
         except OSError as error:
             why = f"{error.strerror} ({error.filename or workdir})" if error.strerror else str(error)
-            raise WorkdirError(f"cannot write to the workdir {workdir}, or flock it: {why}.") from error
+            raise WorkdirError(
+                f"cannot write to the workdir {workdir}, or lock it: {why}. Choose a directory that you may "
+                "write to, on a file system that supports flock."
+            ) from error
         yield
 
 
