@@ -17,6 +17,7 @@ import math
 import os
 import pathlib
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
@@ -178,7 +179,9 @@ class TensorBoard:
     def _writer(self, group: str, first: int | None = None) -> Any:
         if group not in self._writers:
             path = os.path.join(self._folder, group)
-            self._writers[group] = self._library.SummaryWriter(path, purge_step=first)
+            # Names have whole seconds, and are read in their order.
+            later = f".{time.time_ns()}"
+            self._writers[group] = self._library.SummaryWriter(path, purge_step=first, filename_suffix=later)
         return self._writers[group]
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
