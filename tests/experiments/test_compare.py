@@ -210,7 +210,7 @@ def test_a_worker_with_another_table_or_other_code_is_refused(grid):
         return searches.Searches("random", place, "score", 12, None, False, **(right | wrong))
 
     def refused(what, **wrong):
-        return lambda: searches.run(job(**wrong), 0, 3), ValueError, f"random has another {what} on"
+        return lambda: searches.run(job(**wrong), 0, 3), ValueError, "random", f"the {what} of this worker"
 
     refusals.check(refused("table", table_sha256="abc"), refused("code of the strategy", source="abc"))
     assert set(searches.run(job(), 0, 3)) == job().arrays

@@ -88,7 +88,7 @@ def test_mistakes_are_refused_before_anything_is_trained(tmp_path):
         case("'hiden'", fixed=("hiden",)),
         case("'hiden'", rules={"hiden": search.ShiftRule()}),
         case("are not legal", rules={"hidden": search.ShiftRule(multiple=2)}),
-        case("evolution.sample is 30,", most=10),
+        case("evolution.sample is 30", most=10),
     )
     assert not any(tmp_path.iterdir())
 
