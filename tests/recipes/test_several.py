@@ -212,7 +212,7 @@ def test_a_teacher_of_other_classes_or_of_another_kind_is_refused(tmp_path):
         return lambda: stepped(recipe, **more), ValueError, name
 
     refusals.check(
-        case("other inputs or classes", Uniform(distill=Distillation(teacher=teacher))),
+        case("does not fit", Uniform(distill=Distillation(teacher=teacher))),
         case("has 9 architectures", untrained),
         case("hands a memory from batch", untrained, task=text, net=net, weights=False),
         case("OwnLoss defines `loss` and", Sandwich(), task=OwnLoss(data=TASK.data)),
