@@ -81,7 +81,7 @@ def convert(name: str, folder: str | os.PathLike, data_dir: str | os.PathLike | 
     features, splits = _READERS[name](pathlib.Path(folder))
     made = {split: enumerate(examples) for split, examples in splits.items()}
 
-    class Builder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+    class Prepared(tfds.core.GeneratorBasedBuilder, skip_registration=True):  # "Builder" needs a package
         VERSION = tfds.core.Version("1.0.0")
         code_path = None  # There are no downloads whose checksums would lie beside the code.
 
@@ -95,8 +95,8 @@ def convert(name: str, folder: str | os.PathLike, data_dir: str | os.PathLike | 
         def _generate_examples(self):
             """Unused, and asked for by TFDS."""
 
-    Builder.name = name
-    builder = Builder(data_dir=data_dir, file_format="array_record")
+    Prepared.name = name
+    builder = Prepared(data_dir=data_dir, file_format="array_record")
     tfds.disable_progress_bar()
     with contextlib.redirect_stdout(io.StringIO()):  # TFDS prints that it downloads.
         builder.download_and_prepare()

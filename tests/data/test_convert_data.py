@@ -7,6 +7,7 @@ import lzma
 import struct
 import tarfile
 
+import in_process
 import numpy as np
 import pytest
 import refusals
@@ -75,7 +76,8 @@ def test_images_of_one_size(name, write, first, train, tmp_path):
 
     (tmp_path / "files" / "inner").mkdir(parents=True)
     images, root = write(tmp_path / "files" / "inner"), tmp_path / "tfds"
-    convert_data.main([name, str(tmp_path / "files"), f"--data_dir={root}"])
+    done = in_process.run("tools.convert_data", name, str(tmp_path / "files"), f"--data_dir={root}")
+    assert done.status == 0 and name in done.stdout
     given = tasks.Images(data=name, search_fraction=0.5).load(root).dataset
     np.testing.assert_array_equal(given.test.images, images)
     np.testing.assert_array_equal(given.test.labels, LABELS)
