@@ -114,11 +114,16 @@ def all_devices(request, monkeypatch):
         monkeypatch.setattr(jax, "devices", _DEVICES)
 
 
-@pytest.fixture(scope="module", autouse=True)
+def _each(fixture_name, config):
+    return "function" if config.getoption("tier") == "nightly" else "module"
+
+
+@pytest.fixture(scope=_each, autouse=True)
 def programs():
     """Lets go of compiled programs before a worker comes to the end of its memory mappings.
 
-    Each program on a CPU takes about ten, of which Linux gives a process 65,530; XLA then ends the process.
+    Each program on a CPU takes about ten, of which Linux gives a process 65,530; XLA then ends the process. A
+    nightly module may make more than that.
     """
     yield
     maps = pathlib.Path("/proc/self/maps")
