@@ -271,3 +271,8 @@ def check_parents(name: str, choice: Choice, choices: Mapping[str, Choice]) -> N
         raise ValueError(
             f"Space: {name!r} has options for {count} positions, but is repeated {choice.length} times."
         )
+
+
+def element_name(name: str, choice: Choice, position: int) -> str:
+    """The name of one decision, as "depth" or "num_heads[3]"."""
+    return name if choice.length is None else f"{name}[{position}]"

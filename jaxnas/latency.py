@@ -2,7 +2,7 @@
 
 The times of random networks are divided among blocks: products that depend on the same decisions. A table is
 stored as JSON with the device's name, and read wherever architectures are compared for that device. `check`
-says how far it is from whole networks.
+compares a table with whole networks.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxnas import files, network
+from jaxnas.choice import element_name
 from jaxnas.cost import Cost, merge, table_cost
 from jaxnas.elastic.width import Table, combine, constant
 from jaxnas.inputs import describe, specification
@@ -73,12 +74,13 @@ class LatencyTable:
         Raises:
           ValueError: a table of another space.
         """
-        tables = [constant(self.nanoseconds), *(self._table(block, space) for block in self.blocks)]
+        labels = _labels(space)
+        tables = [constant(self.nanoseconds), *(self._table(block, space, labels) for block in self.blocks)]
         together = {label for block in self.blocks for label in block.decisions}
-        for label, (name, position) in _labels(space).items():
+        for label, (name, position) in labels.items():
             if label in self.options or name in self.options or label not in together:
                 added = self.options.get(label, self.options.get(name, {}))
-                own = self._table(Block({label: tuple(added)}, tuple(added.values())), space)
+                own = self._table(Block({label: tuple(added)}, tuple(added.values())), space, labels)
                 tables.append(combine(operator.mul, _active(space, name, position), own))
         exact = table_cost({"nanoseconds": tuple(tables)}, space)
 
@@ -89,8 +91,8 @@ class LatencyTable:
 
         return milliseconds
 
-    def _table(self, block: Block, space: Space) -> Table:
-        labels, values = _labels(space), np.reshape(block.nanoseconds, [*map(len, block.decisions.values())])
+    def _table(self, block: Block, space: Space, labels: Mapping[str, tuple[str, int]]) -> Table:
+        values = np.reshape(block.nanoseconds, [*map(len, block.decisions.values())])
         # What is no decision here comes last: in a network alone, it was inactive.
         for axis, (label, measured) in sorted(
             enumerate(block.decisions.items()), key=lambda x: x[1][0] not in labels
@@ -322,7 +324,7 @@ def _weights(columns: np.ndarray, seconds: np.ndarray) -> np.ndarray:
 def _labels(space: Space) -> dict[str, tuple[str, int]]:
     """The name and the position of each decision by its label."""
     return {
-        name if choice.length is None else f"{name}[{position}]": (name, position)
+        element_name(name, choice, position): (name, position)
         for name, choice in space.decisions
         for position in range(math.prod(choice.shape))
     }

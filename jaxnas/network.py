@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxnas.annotations import Annotations, annotations
-from jaxnas.choice import nearest
+from jaxnas.choice import element_name, nearest
 from jaxnas.elastic.width import Table
 from jaxnas.inputs import one_example
 from jaxnas.space import Space
@@ -156,7 +156,7 @@ def _check_decisions(net: nn.Module, recorded: Annotations) -> None:
         tables += spec.tables
     counted = {name for table in dict.fromkeys(tables) for name in _that_matter(table)}
     unseen = [
-        name if position is None else f"{name}[{position}]"
+        element_name(name, net.space[name], position or 0)
         for name, position in _elements(net.space)
         if (name, position) not in counted
     ]

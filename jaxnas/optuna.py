@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxnas.choice import element_name
 from jaxnas.counting import Element
 from jaxnas.search import bounds as bounds_lib
 from jaxnas.search.proposals import propose
@@ -77,7 +78,7 @@ def _check_study(study: optuna.Study, known: Mapping[str, BaseDistribution]) -> 
 
 
 def _name(space: Space, element: Element) -> str:
-    return element[0] if space[element[0]].length is None else f"{element[0]}[{element[1]}]"
+    return element_name(element[0], space[element[0]], element[1])
 
 
 def _distributions(space: Space) -> dict[str, BaseDistribution]:
