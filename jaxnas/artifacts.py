@@ -108,7 +108,8 @@ def save_subnet(
     name = type(net).__name__
     if _ours().get(name, type(net)) is not type(net):
         raise ValueError(f"Rename the class {name}: it would be loaded as jaxnas.supernets.{name}.")
-    variables, flat = _checked(net, variables, inputs)
+    variables = single_architecture(net, variables, inputs)
+    flat = flatten(variables)
     tensors = {"/".join(p): np.array(leaf, order="C") for p, leaf in sorted(flat.items())}
     data = safetensors.numpy.save(tensors)
     written, function = {TENSORS: data}, {}
@@ -249,12 +250,17 @@ def export_subnet(
     variables = single_architecture(net, variables, inputs)
     constants = jax.tree.map(np.asarray, variables)
     exported = _exported(functools.partial(net.apply, constants), inputs, platforms, type(net).__name__)
+    return write_program(path, PROGRAM, bytes(exported.serialize()))
+
+
+def write_program(path: str | os.PathLike, name: str, data: bytes) -> pathlib.Path:
+    """Writes an exported program into a folder, which is made if needed, and returns its path."""
     folder = files.as_path(path)
     if folder.is_file():
         raise FileExistsError(f"{folder} is a file; choose a folder.")
     folder.mkdir(parents=True, exist_ok=True)
-    files.write_bytes(folder / PROGRAM, bytes(exported.serialize()))
-    return folder / PROGRAM
+    files.write_bytes(folder / name, data)
+    return folder / name
 
 
 def _exported(
@@ -302,18 +308,13 @@ def _check_single(space: Space) -> None:
 
 def single_architecture(net: nn.Module, variables: Any, inputs: Any) -> Variables:
     """The variables, by collection, of a network of one architecture; ValueError for others."""
-    return _checked(net, variables, inputs)[0]
-
-
-def _checked(net: nn.Module, variables: Any, inputs: Any) -> tuple[Variables, dict[tuple[str, ...], Any]]:
-    """The variables of a network of one architecture, by collection and by path; see `save_subnet`."""
     network.check_contract(net)
     _check_single(net.space)
     flat = flatten(variables := network.collections(variables))
     _check(net, one_example(inputs), flat, "this network")
     check_finite(flat, "this network")
     check_calibrated(net, variables)
-    return variables, flat
+    return variables
 
 
 def _check(net: nn.Module, example: Any, flat: dict[tuple[str, ...], Any], what: str) -> None:

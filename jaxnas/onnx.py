@@ -13,8 +13,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxnas import files, network
-from jaxnas.artifacts import single_architecture
+from jaxnas import network
+from jaxnas.artifacts import single_architecture, write_program
 from jaxnas.inputs import with_batch
 from jaxnas.network import Variables
 
@@ -60,7 +60,4 @@ def export_subnet(path: str | os.PathLike, net: Any, variables: Variables, input
         model = converter.to_onnx(
             forward, [leaf for _, leaf in leaves], model_name=type(net).__name__, input_names=names
         )
-    folder = files.as_path(path)
-    folder.mkdir(parents=True, exist_ok=True)
-    files.write_bytes(folder / MODEL, model.SerializeToString())
-    return folder / MODEL
+    return write_program(path, MODEL, model.SerializeToString())
