@@ -14,13 +14,18 @@ _SHOWN = 20  # rows in a notebook
 
 def table(rows: Rows, caption: str = "", most: int = _SHOWN) -> str:
     """An HTML table of the first `most` rows; all text is escaped."""
-    columns = list(dict.fromkeys(column for row in rows for column in row))
+    columns = columns_of(rows)
     lines = ["".join(f"<th>{html.escape(column)}</th>" for column in columns)]
     for row in rows[:most]:
         lines.append("".join(f"<td>{html.escape(shown(row.get(column)))}</td>" for column in columns))
     more = f"{len(rows) - most:,} more rows" if len(rows) > most else ""
     says = html.escape(". ".join(text for text in (caption, more) if text))
     return f"<table><caption>{says}</caption>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
+
+
+def columns_of(rows: Rows) -> list[str]:
+    """The columns of a table, in the order in which its rows have them."""
+    return list(dict.fromkeys(column for row in rows for column in row))
 
 
 def shown(value: Any) -> str:

@@ -1,7 +1,7 @@
 """evosax beside jaxnas: evolution strategies, such as CMA-ES, as strategies of a compiled search.
 
-strategy = jaxnas.evosax.FromEvosax(space, algorithm=evosax.algorithms.CMA_ES, batch=16)
-state = jax.jit(functools.partial(search.scan, strategy, evaluate))(key)
+    strategy = jaxnas.evosax.FromEvosax(space, algorithm=evosax.algorithms.CMA_ES, batch=16)
+    state = jax.jit(functools.partial(search.scan, strategy, evaluate))(key)
 
 These algorithms move a normal distribution of real genes. A gene is rounded to an option by the share of the
 standard normal distribution below it, so that at first all options are equally likely.
@@ -18,8 +18,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxnas.checks import check_key
 from jaxnas.search.proposals import propose
-from jaxnas.search.strategy import State, Strategy, canonical, check_key
+from jaxnas.search.strategy import State, Strategy, canonical
 from jaxnas.space import Arch
 
 try:

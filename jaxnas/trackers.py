@@ -1,10 +1,10 @@
 """Trackers: scalars, tables and pages of runs in TensorBoard, Weights & Biases, MLflow and trackio.
 
-log = [trackers.TensorBoard("runs/mine/tensorboard"), trackers.WandB("digits", "mine")]
-training.fit(task, net, 500, workdir="runs/mine", options=training.Options(log=log))
-runs.search_and_finish(task, net, variables, settings, runs.Lab("runs/mine", log=log))
+    log = [trackers.TensorBoard("runs/mine/tensorboard"), trackers.WandB("digits", "mine")]
+    training.fit(task, net, 500, workdir="runs/mine", options=training.Options(log=log))
+    runs.search_and_finish(task, net, variables, settings, runs.Lab("runs/mine", log=log))
 
-The files of a run stay its record: a tracker that fails is left out, and the run goes on.
+The files of a run stay its record: a tracker that fails is left out, and the run continues.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import os
 import pathlib
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
 from jaxnas import files, processes
+from jaxnas.display import Rows, columns_of
 
 _log = logging.getLogger(__name__)
-Rows = Sequence[Mapping[str, Any]]
 Name = Literal["tensorboard", "wandb", "mlflow", "trackio"]
 NAMES = get_args(Name)
 
@@ -127,7 +127,7 @@ class Log:
             except Exception as error:
                 self.live.remove(one)
                 _log.warning(
-                    "%s.%s failed, and is left out from here on; the run goes on. %s: %s",
+                    "%s.%s failed, and is left out from here on; the run continues. %s: %s",
                     *(type(one).__name__, method, type(error).__name__, error),
                 )
 
@@ -394,7 +394,7 @@ def _first(names: Iterable[str], group: str) -> str | None:
 
 def _cells(rows: Rows) -> tuple[list[str], list[list[Any]]]:
     """The columns of a table in their order, and its rows; an architecture is JSON."""
-    columns = list(dict.fromkeys(column for row in rows for column in row))
+    columns = columns_of(rows)
     plain = [[row.get(column) for column in columns] for row in rows]
     return columns, [[json.dumps(x) if isinstance(x, Mapping) else x for x in row] for row in plain]
 
