@@ -4,7 +4,6 @@ import collections
 import concurrent.futures
 import functools
 import importlib
-import os
 import pickle
 import pkgutil
 import signal
@@ -16,6 +15,7 @@ import jax
 import objectives
 import pytest
 import refusals
+from ray_cluster import ray_cluster
 
 import jaxnas
 from jaxnas import executors, processes, search
@@ -94,16 +94,10 @@ def test_ray_that_does_not_start_is_named_and_leaves_the_handler_of_sigterm_as_i
 
 @pytest.fixture(scope="module")
 def cluster():
-    """A new cluster of Ray with two workers on this machine."""
-    pytest.importorskip("ray")
-    jax.devices()  # JAX has threads by now, and warns of forks.
     before = signal.getsignal(signal.SIGTERM)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        patch.setenv("PYTHONPATH", os.path.dirname(objectives.__file__), prepend=os.pathsep)
-        with executors.Ray(workers=2) as executor:
-            assert signal.getsignal(signal.SIGTERM) == before
-            yield executor
+    with ray_cluster() as executor:
+        assert signal.getsignal(signal.SIGTERM) == before
+        yield executor
 
 
 def test_a_search_on_ray_loses_and_repeats_no_evaluation_when_workers_are_killed(cluster, tmp_path):

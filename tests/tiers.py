@@ -17,7 +17,7 @@ _ROOT = str(pathlib.Path(__file__).parent)
 # Names that a test, its fixtures or the helpers that they call refer to.
 _FULL = {"fit", "prepare", "train_seeds", "make_evaluator", "calibrate", "scan", "export_subnet", "torch"}
 _FULL |= {"make_scorer", "subprocess", "multiprocessing", "processes", "run_parallel", "runpy"}
-_NIGHTLY = {"bucket", "Ray"}
+_NIGHTLY = {"bucket", "ray_cluster"}
 
 
 def more(*cases):

@@ -2,13 +2,13 @@
 
 import functools
 import json
-import os
 from concurrent.futures import BrokenExecutor
 
 import jax
 import numpy as np
 import objectives
 import pytest
+from ray_cluster import ray_cluster
 
 from jaxnas import executors, search
 from jaxnas.runs import Trials
@@ -68,14 +68,10 @@ def test_a_race_on_workers_is_that_of_the_loop_and_goes_on_when_one_was_killed(t
     np.testing.assert_equal(race(tmp_path / "killed", folder)[:3], here[:3])
 
 
-def test_a_race_on_ray_does_the_trial_of_a_killed_worker_again(tmp_path, folder, monkeypatch):
-    pytest.importorskip("ray")
-    jax.devices()  # JAX has threads by now, and warns of forks.
-    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-    monkeypatch.setenv("PYTHONPATH", os.path.dirname(objectives.__file__), prepend=os.pathsep)
+def test_a_race_on_ray_does_the_trial_of_a_killed_worker_again(tmp_path, folder):
     here = race(tmp_path / "here", folder)
     (folder / "kill").touch()
-    with executors.Ray(workers=2) as executor:
+    with ray_cluster() as executor:
         there = race(tmp_path / "there", folder, executor)
     np.testing.assert_equal(there[:3], here[:3])
     assert (here[3], there[3]) == (15, 16) and not (folder / "kill").exists()
