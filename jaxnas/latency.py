@@ -30,7 +30,7 @@ from jaxnas.subnet import alone
 
 Name = TypeVar("Name")
 
-FORMAT = 3
+FORMAT = 4
 _PENALTY = 1e-2  # of the weights of a table, relative to the errors of its networks
 
 
@@ -49,25 +49,20 @@ class Block:
 
 @dataclasses.dataclass(frozen=True)
 class LatencyTable:
-    """The time of a network as a sum over its decisions and blocks.
+    """The time of a network as a sum over its blocks.
 
     Attributes:
-      nanoseconds: what every network takes.
-      options: by decision, as "depth" or "num_heads[3]" (or "num_heads" for all positions alike), the
-        nanoseconds that each option adds, by the option as text; they may be negative.
+      blocks: each decision is in one of them; one without decisions is what every network takes.
       device: its name, as JAX gives it.
       setting: what was measured: inputs, sizes.
-      blocks: what is added by several decisions together.
     """
 
-    nanoseconds: int
-    options: Mapping[str, Mapping[str, int]]
+    blocks: Sequence[Block]
     device: str
     setting: Mapping[str, Any]
-    blocks: Sequence[Block] = ()
 
     def cost(self, space: Space) -> Cost:
-        """The latency of an architecture, `arch -> {"latency_ms"}`; what is inactive adds nothing.
+        """The latency of an architecture, `arch -> {"latency_ms"}`.
 
         As `jaxnas.cost`: hard or soft, under jit and vmap, for bounds and for expected latency.
 
@@ -75,14 +70,13 @@ class LatencyTable:
           ValueError: a table of another space.
         """
         labels = _labels(space)
-        tables = [constant(self.nanoseconds), *(self._table(block, space, labels) for block in self.blocks)]
-        together = {label for block in self.blocks for label in block.decisions}
-        for label, (name, position) in labels.items():
-            if label in self.options or name in self.options or label not in together:
-                added = self.options.get(label, self.options.get(name, {}))
-                own = self._table(Block({label: tuple(added)}, tuple(added.values())), space, labels)
-                tables.append(combine(operator.mul, _active(space, name, position), own))
-        exact = table_cost({"nanoseconds": tuple(tables)}, space)
+        if missing := [*labels.keys() - {label for block in self.blocks for label in block.decisions}]:
+            raise ValueError(
+                f"The latency table for {self.device} is of another space: it has no {min(missing)!r}. "
+                "Measure it again."
+            )
+        tables = tuple(self._table(block, space, labels) for block in self.blocks)
+        exact = table_cost({"nanoseconds": tables}, space)
 
         def milliseconds(arch: Arch) -> dict[str, Any]:
             value = exact(arch)["nanoseconds"]
@@ -131,9 +125,8 @@ def load(path: str | os.PathLike) -> LatencyTable:
         if record.pop("format") != FORMAT:
             raise ValueError(f"expected format {FORMAT}")
         found = LatencyTable(**record | {"blocks": tuple(Block(**one) for one in record["blocks"])})
-        _ = [int(value) for options in found.options.values() for value in options.values()]
         _ = [np.reshape(one.nanoseconds, [*map(len, one.decisions.values())]) for one in found.blocks]
-        return dataclasses.replace(found, nanoseconds=int(found.nanoseconds))
+        return found
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is not a latency table: {error!r}. Measure it again.") from error
 
@@ -239,7 +232,7 @@ def table(
         texts = {labels[at]: [*map(str, space[at[0]].options_at(at[1]))] for at in places}
         blocks.append(Block(texts, list(one.values)))
     setting = {"network": type(net).__name__, "inputs": describe(specification(inputs)), "pass": "inference"}
-    return LatencyTable(0, {}, jax.devices()[0].device_kind, setting, tuple(blocks))
+    return LatencyTable(tuple(blocks), jax.devices()[0].device_kind, setting)
 
 
 class Check(NamedTuple):

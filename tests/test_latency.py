@@ -20,8 +20,9 @@ from jaxnas.experiments.configs.par import measure_blocks
 from jaxnas.report import findings
 
 SPACE = spaces.par(3)
-ADDED = {"block": {"identity": 0, "feed_forward": 300, "attention": 1000}}
-TABLE = latency.LatencyTable(0, ADDED, "cpu", {"batch": 2})
+KINDS = ("identity", "feed_forward", "attention")
+BLOCKS = [latency.Block({f"block[{position}]": KINDS}, (0, 300, 1000)) for position in range(3)]
+TABLE = latency.LatencyTable(BLOCKS, "cpu", {"batch": 2})
 
 
 class Wide(user_networks.Elastic):
@@ -49,21 +50,12 @@ def test_the_latency_of_an_architecture_is_the_sum_of_its_blocks():
     assert TABLE.cost(fixed_space)(fixed_space.smallest()) == {"latency_ms": 1300e-6}
 
 
-def test_what_is_inactive_takes_no_time():
-    space = Space(depth=Choice(1, 2), width=Choice(8, 16).repeat(2, active="depth"))
-    less = {"depth": {"1": -40, "2": 0}, "width[0]": {"8": -3, "16": 0}, "width[1]": {"8": -5, "16": 0}}
-    cost = latency.LatencyTable(100, less, "cpu", {}).cost(space)
-    for depth, widths, expected in ((2, [16, 16], 100), (2, [8, 8], 92), (1, [8], 57), (1, [16], 60)):
-        arch = space.from_dict({"depth": depth, "width": widths})
-        assert cost(arch) == {"latency_ms": expected / 1e6}
-
-
 def test_blocks_are_measured_on_the_device_and_kept(tmp_path):
     sizes = dict(vocabulary=5, width=64, num_heads=2, head_dim=8, hidden=512, memory_length=16)
     net = supernets.TransformerXL(SPACE, **sizes)
     table = measure_blocks(net, tasks.Language(data="tiny_shakespeare", length=64), 4)
-    added = table.options["block"]
-    assert added["identity"] == 0 < added["feed_forward"]
+    added = table.blocks[0].nanoseconds
+    assert len(table.blocks) == 3 and added[0] == 0 < added[1]
     assert table.device == jax.devices()[0].device_kind and table.setting["memory_length"] == 16
     table.save(tmp_path / "latency.json")
     assert latency.load(tmp_path / "latency.json") == table
@@ -144,9 +136,11 @@ def test_calls_are_made_in_turn():
 
 
 def test_mistakes_are_refused(tmp_path):
-    blocks = dataclasses.replace(TABLE, blocks=(latency.Block({"width": ("1", "2")}, (3, 4)),))
+    blocks = dataclasses.replace(TABLE, blocks=[*BLOCKS, latency.Block({"width": ("1", "2")}, (3, 4))])
+    fewer = dataclasses.replace(TABLE, blocks=BLOCKS[:2])
     there = dataclasses.replace(TABLE, device="TPU v4")
-    other = dataclasses.replace(TABLE, options={"block": {"identity": 0, "attention": 5}})
+    renamed = latency.Block({"block[0]": ("identity", "attention")}, (0, 5))
+    other = dataclasses.replace(TABLE, blocks=[renamed, *BLOCKS[1:]])
 
     def loaded(text):
         def load():
@@ -157,6 +151,7 @@ def test_mistakes_are_refused(tmp_path):
 
     refusals.check(
         (lambda: other.cost(SPACE), ValueError, "'feed_forward'", "'block[0]'", "'identity'"),
+        (lambda: fewer.cost(SPACE), ValueError, "'block[2]'", "another space"),
         (lambda: blocks.cost(SPACE), ValueError, "'width'", "another space"),
         (lambda: there.check_device(), ValueError, "TPU v4", jax.devices()[0].device_kind, "Lab(costs="),
         *map(loaded, ("{}", json.dumps({"format": 1}), '{"format": 2, "choice": "block"}', "3", "{")),

@@ -13,7 +13,6 @@ import numpy as np
 
 from jaxnas import processes, search
 from jaxnas.cost import Cost
-from jaxnas.executors import Calls
 from jaxnas.recipes import relaxations
 from jaxnas.recipes.recipe import Recipe, TrainState
 from jaxnas.recipes.relaxed import Relaxed
@@ -22,10 +21,12 @@ from jaxnas.runs.lab import Lab
 from jaxnas.runs.methods import BY_BUDGET, Argmax, Perturbation, Pruning, Sampling, Search, Trials
 from jaxnas.runs.ranking import kendall_tau
 from jaxnas.runs.searching import Found, check_complete, history_of, tell
+from jaxnas.search.runner import Standing
 from jaxnas.search.selections import Candidates, argmax, candidates, perturbation, pruning
 from jaxnas.search.strategy import State
 from jaxnas.space import Arch, Space
 from jaxnas.tasks import Task
+from jaxnas.trackers import as_log
 from jaxnas.training.alone import begin, make_trials, make_tuner, on_workers
 from jaxnas.training.deciding import scoring_alone
 from jaxnas.training.evaluate import Evaluator, make_evaluator
@@ -84,12 +85,12 @@ def select(
             )
         arch = argmax(space, logits)
     elif isinstance(method, Perturbation):
-        tuner, key = None, stream(seed, "selection")
+        tuner = None
         if method.tune_steps:
             tuning = dataclasses.replace(training, steps=method.tune_steps, warmup_steps=0)
             tuner = make_tuner(task, net, tuning, state, seed)
         arch, found["decisions"] = _without_options(
-            method, probabilities, state.evaluated(), evaluate(), tuner, clock, key
+            method, probabilities, state.evaluated(), evaluate(), tuner, clock, lab
         )
     else:
         drawn = _draw(method, recipe, space, logits, lab.costs, seed)
@@ -108,7 +109,7 @@ def select(
                 with clock.part("step"):
                     return calls(archs, fidelity)
 
-            arch, told = race(space, method, drawn, timed, stream(seed, "trials"), kept, trials)
+            arch, told = race(space, method, drawn, timed, kept, lab)
             found["trial_steps"] = method.steps
             found["kendall_tau"] = kendall_tau(supernet, [scores[0] for scores in told])
         else:
@@ -147,10 +148,10 @@ def _without_options(
     evaluate: Evaluator,
     tuner: Callable[[Arch], Any] | None,
     clock: Clock,
-    key: jax.Array,
+    lab: Lab,
 ) -> tuple[Arch, tuple[dict[str, Any], ...]]:
     """The architecture by what the supernet loses without each option, and what was found on the way."""
-    space, size, done = evaluate.net.space, evaluate.mesh.size, 0
+    space, size, done, log = evaluate.net.space, evaluate.mesh.size, 0, as_log(lab.log)
 
     def tune(arch: Arch) -> None:
         nonlocal variables
@@ -168,6 +169,7 @@ def _without_options(
                 measured.append(evaluate.scores(variables, part, size))
             done += len(measured[-1])
             shown.update(done)
+        log.scalars(done, f"search/{method.name}", {"score": float(measured[0][0])})  # with all that are left
         return np.concatenate(measured)
 
     options: dict[str, Any] = {"tune": tuner and tune}
@@ -175,7 +177,7 @@ def _without_options(
         if isinstance(method, Pruning):
             arch, found = pruning(space, weights, scores, at_once=method.at_once, **options)
         else:
-            arch, found = perturbation(space, weights, scores, key, **options)
+            arch, found = perturbation(space, weights, scores, stream(lab.seed, "selection"), **options)
     return arch, tuple(found)
 
 
@@ -214,16 +216,16 @@ def race(
     method: Trials,
     drawn: Candidates,
     trials: Callable[[Arch, Any], np.ndarray],
-    key: jax.Array,
     kept: Mapping[str, Any],
-    calls: Calls | None = None,
+    lab: Lab,
 ) -> tuple[Arch, list[tuple[float, ...]]]:
     """The winner of successive halving among candidates, and the scores of each, rung by rung.
 
-    On workers (`calls`) the trials of a rung begin together, and are told one by one and in order as they are
-    here, so that the history is the same. `kept` are the arguments of `search.run` on its history.
+    On workers the trials of a rung begin together, and are told one by one and in order as they are here, so
+    that the history is the same. `kept` are the arguments of `search.run` on its history.
     """
     codes, count = np.asarray(space.encode(drawn.archs)), len(method.steps)
+    calls, log = lab.workers.get("trials"), as_log(lab.log)
     racing = search.SuccessiveHalving(
         space, given=search.Pool(codes), fidelities=count, eta=method.eta, batch=1
     )
@@ -234,16 +236,21 @@ def race(
         archs, asked = rungs.ask(state)  # All that are left of the rung, whatever their scores will be.
         begin(calls, space, jax.tree.map(lambda x: x[asked.valid], archs), int(rungs.fidelity(asked)))
 
-    with Progress(racing.evaluations, label="trials") as progress:
+    with Progress(racing.evaluations, label="trials") as shown:
+
+        def progress(standing: Standing) -> None:
+            shown.update(standing.evaluations, standing.figures())
+            log.scalars(standing.evaluations, "search/trials", standing.figures())
+
         result = search.run(
             racing,
             trials,
-            key,
+            stream(lab.seed, "trials"),
             batched=True,
             name="trials",
             **kept,
             before=None if calls is None else begin_rung,
-            progress=lambda standing: progress.update(standing.evaluations, standing.figures()),
+            progress=progress,
         )
     told = [
         (np.asarray(space.encode(space.from_dict(line["architecture"]))), line["score"])

@@ -111,7 +111,6 @@ def hypervolume(objectives: jax.Array, reference: jax.Array, valid: jax.Array | 
     scores, usable = _prepare(objectives, valid)
     bound = jnp.asarray(reference, jnp.float32)
     if scores.shape[1] not in (2, 3) or bound.shape != scores.shape[1:]:
-        f"objectives {list(scores.shape)} and a reference {list(bound.shape)}"
         raise ValueError(
             f"hypervolume: got objectives {list(scores.shape)} and a reference {list(bound.shape)}, expected "
             "[N, M] and [M] with M of 2 and 3."

@@ -202,7 +202,6 @@ def check_search(strategy: Any, evaluate: Any, key: Any, given: str) -> None:
     except ValueError:  # Some functions that are not written in Python have no signature.
         return
     except TypeError as error:
-        f"{type(strategy).__name__} calls evaluate({', '.join(arguments)})"
         raise TypeError(
             f"search: {type(strategy).__name__} calls evaluate({', '.join(arguments)}): {error}."
         ) from None
@@ -272,7 +271,6 @@ def _checked(told: Any, shape: tuple[int, ...]) -> np.ndarray:
     except (TypeError, ValueError):  # rows of different lengths
         array = np.asarray(None)
     if array.shape != shape or array.dtype.kind not in "fiu" and array.dtype != "bfloat16":
-        f"float {list(shape)}" if shape else "a number"
         raise ValueError(
             f"search: the evaluation returned {array.dtype}{list(array.shape)}, expected float {list(shape)}"
             + (f" for {shape[0]} architectures." if shape else ": a number.")

@@ -197,7 +197,6 @@ def falls(evaluate: Callable[[Arch], Any], rows: Arch, what: str) -> np.ndarray:
     """Returns the score of the first soft architecture less those of the others, float64 [n - 1]."""
     scores = np.asarray(evaluate(jax.tree.map(jnp.asarray, rows)), np.float64)
     if not np.isfinite(scores).all():
-        _without, _whole = scores[1:].tolist(), scores[0]
         raise ValueError(
             f"The scores of {what} without each option are {scores[1:].tolist()}, with all {scores[0]}; "
             "expected numbers."

@@ -1,7 +1,7 @@
 """Supernets: a package, or a file, for each searched system; what several share is `layers` and `schema`."""
 
 from jaxnas.supernets.autoattend import AutoAttendNodes, AutoAttendText, graph_operations
-from jaxnas.supernets.autoformer import ViT, autoformer_flops
+from jaxnas.supernets.autoformer import ViT
 from jaxnas.supernets.dartformer import DARTFormer, attention
 from jaxnas.supernets.hybrid import Hybrid
 from jaxnas.supernets.plain import ConvNet, TableMlp, TextTransformer
@@ -20,6 +20,5 @@ __all__ = [
     "TransformerXL",
     "ViT",
     "attention",
-    "autoformer_flops",
     "graph_operations",
 ]

@@ -112,7 +112,8 @@ def test_every_method_and_retraining_runs_on_every_task(recipe, kind, every, tmp
     space, mesh = net.space, make_mesh(1)
     made, costs = RECIPES[recipe](space), jaxnas.cost(net, task.inputs)
     trained = fit(task, net, TRAINING, recipe=made, workdir=tmp_path, options=Options(cost=costs))
-    lab = runs.Lab(tmp_path, alone=TRAINING, mesh=mesh, costs=costs)
+    figures = set()
+    lab = runs.Lab(tmp_path, 0, TRAINING, mesh, costs, log=[lambda step, values: figures.update(values)])
     side_by_side = len(space) == 1 and next(iter(space.choices.values())).length is not None
     impossible = {"replacements": "regression"} if kind == "table" else {}  # classes have a divergence
     impossible |= {} if made.watches == "probabilities" else {"argmax": "Argmax"}
@@ -127,6 +128,8 @@ def test_every_method_and_retraining_runs_on_every_task(recipe, kind, every, tmp
             found[method] = searched(method, task, net, trained, made, lab)
         check_found(method, found[method], space, costs)
         check_times(method, found[method], tmp_path / "search" / "times.json", caplog.messages)
+    logged = {"trials": "best", "perturbation": "score", "pruning": "score", "strongest": "score"}
+    assert {f"search/{method}/{name}" for method, name in logged.items() if method in found} <= figures
     *_, chosen = (one for method, one in found.items() if method != "replacements")
     result = runs.finish(task, net, trained.variables, chosen, lab)
     assert result.found.extraction_error < 1e-5 and results.read(tmp_path) == result

@@ -11,13 +11,12 @@ import pytest
 from ray_cluster import ray_cluster
 
 from jaxnas import executors, search
-from jaxnas.runs import Trials
+from jaxnas.runs import Lab, Trials
 from jaxnas.runs.searching import history_of
 from jaxnas.runs.selecting import race as raced
 from jaxnas.search.selections import Candidates
 from jaxnas.space import Choice, Space
 from jaxnas.training.alone import on_workers
-from jaxnas.training.keys import stream
 
 SPACE = Space(op=Choice(*range(9)))
 METHOD = Trials(steps=(1, 2, 3), eta=2)
@@ -44,7 +43,7 @@ def race(workdir, folder, executor=None):
     trials = functools.partial(in_turn, folder)
     if calls is not None:
         trials = on_workers(calls, SPACE)
-    arch, told = raced(SPACE, METHOD, DRAWN, trials, stream(0, "trials"), kept, calls)
+    arch, told = raced(SPACE, METHOD, DRAWN, trials, kept, Lab(workers={"trials": calls}))
     begun = len(list(folder.glob("*-*"))) - before
     return int(arch["op"]), told, history_of(workdir).read_bytes(), begun
 

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxnas import latency, runs, spaces, supernets, tasks
+from jaxnas.choice import element_name
 from jaxnas.experiments import Config
 from jaxnas.recipes import Relaxed
 from jaxnas.supernets.transformer_xl.blocks import Context
@@ -44,11 +45,16 @@ def measure_blocks(net: supernets.TransformerXL, task: tasks.Language, rows: int
     seconds = latency.median_times(calls)
     # What the call of a block that does nothing takes is no part of a network.
     nothing = min(seconds.values()) if "identity" in seconds else 0.0
-    added = {name: round((value - nothing) * 1e9) for name, value in seconds.items()}
+    added = [round((value - nothing) * 1e9) for value in seconds.values()]
+    choice = net.space["block"]
+    blocks = tuple(
+        latency.Block({element_name("block", choice, position): [*seconds]}, added)
+        for position in range(*choice.shape)
+    )
     sizes = ("memory_length", "width", "num_heads", "head_dim", "hidden", "pre_norm")
     setting = {"batch": rows, "length": length, **{name: getattr(net, name) for name in sizes}}
     setting |= {"dtype": jnp.dtype(net.dtype).name, "pass": "inference"}
-    return latency.LatencyTable(0, {"block": added}, jax.devices()[0].device_kind, setting)
+    return latency.LatencyTable(blocks, jax.devices()[0].device_kind, setting)
 
 
 def _relaxed(blocks: int, **settings: Any) -> Relaxed:
