@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import decimal
 import html
 import importlib
 import json
@@ -37,6 +38,11 @@ def shown(value: Any) -> str:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return json.dumps(value, default=str)
     return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+
+
+def count(number: int) -> str:
+    """A whole number of any size: in full below a billion, else as "1.23e+10"."""
+    return f"{number:,}" if number < 10**9 else f"{decimal.Decimal(number):.3g}"
 
 
 def frame(rows: Rows) -> Any:

@@ -108,8 +108,7 @@ class Space:
             return {"choice": name, "options": options, "positions": choice.length or 1, "active by": by}
 
         rows = [row(name, choice) for name, choice in self.decisions]
-        count = f"{self.cardinality:,}" if self.cardinality < 10**9 else f"{self.cardinality:.3g}"
-        return display.table(rows, f"{count} architectures", most=len(rows))
+        return display.table(rows, f"{display.count(self.cardinality)} architectures", most=len(rows))
 
     @functools.cached_property
     def _order(self) -> tuple[str, ...]:

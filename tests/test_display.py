@@ -68,6 +68,8 @@ def test_spaces_networks_searches_and_results_show_themselves():
         "2",
         "depth",
     ]
+    beyond_floats = Space(kind=Choice(*range(10)).repeat(400))
+    assert cells(beyond_floats._repr_html_())[0] == "1.00e+400 architectures"
     found = search.run(
         search.RandomSearch(SPACE, evaluations=3), lambda values: values["depth"], jax.random.key(0)
     )

@@ -192,9 +192,8 @@ class Result:
         return display.frame(self.rows())
 
     def _repr_html_(self) -> str:
-        return display.table(
-            self.rows(), f"{self.task.name}: {int(self.space.cardinality):.4g} architectures"
-        )
+        count = display.count(int(self.space.cardinality))
+        return display.table(self.rows(), f"{self.task.name}: {count} architectures")
 
 
 def check_names(names: Collection[str], others: Collection[str] = ()) -> None:

@@ -1,7 +1,6 @@
 """A table of architectures with their metrics, and how to make one from arrays."""
 
 import dataclasses
-import decimal
 import functools
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -10,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxnas import display
 from jaxnas.choice import nearest
 from jaxnas.space import Arch, Space, check_space
 from jaxnas.tabular import index as index_lib
@@ -59,7 +59,7 @@ class Table:
     def __repr__(self) -> str:
         rows, whole = f"{len(self):,}", self.space.cardinality
         if len(self) < whole:
-            rows += f" of {whole:,}" if whole < 10**9 else f" of {decimal.Decimal(whole):.3g}"
+            rows += f" of {display.count(whole)}"
         parts = [f"{rows} architectures", f"{self.unique:,} networks", f"metrics {list(self.metrics)}"]
         for name in self.objectives or self.metrics:
             if unknown := int(np.sum(np.isnan(self.metrics[name]))):
