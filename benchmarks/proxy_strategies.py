@@ -47,15 +47,24 @@ def gaussian_process_synflow(table: Table, evaluations: int) -> Any:
     return strategies.guided(table, evaluations, predictors.GaussianProcess(), with_synflow)
 
 
-def evolution_synflow(table: Table, evaluations: int) -> Any:
-    """Regularized evolution that begins with the 50 best by synaptic flow of 1,000 random cells."""
-    space = table.space
-    drawn = space.sample(jax.random.key(0), 1000)
-    best = np.argsort(-synflow()[np.asarray(jax.vmap(place)(drawn))], kind="stable")
-    codes = np.asarray(space.encode(jax.vmap(table.canonical)(drawn)))[best]
+def _beginning_with(scores: np.ndarray, table: Table, evaluations: int) -> Any:
+    """Regularized evolution that begins with the 50 best cells by scores [15,625], one of each network."""
+    every = table.space.enumerate()
+    codes = np.asarray(table.space.encode(jax.vmap(table.canonical)(every)))
+    codes = codes[np.argsort(-scores[np.asarray(jax.vmap(place)(every))], kind="stable")]
     _, first = np.unique(codes, axis=0, return_index=True)
-    return search.RegularizedEvolution(
-        unique=True,
-        first=search.Pool(codes[np.sort(first)[:50]]),
-        **strategies.common(table, evaluations),
-    )
+    best = search.Pool(codes[np.sort(first)[:50]])
+    return search.RegularizedEvolution(unique=True, first=best, **strategies.common(table, evaluations))
+
+
+def evolution_synflow(table: Table, evaluations: int) -> Any:
+    """Regularized evolution that begins with the best by synaptic flow."""
+    return _beginning_with(synflow(), table, evaluations)
+
+
+def evolution_parameters(table: Table, evaluations: int) -> Any:
+    """Regularized evolution that begins with the largest."""
+    places = np.asarray(jax.vmap(place)(table.space.decode(jnp.asarray(table.codes))))
+    params = np.full(len(places), -np.inf)
+    params[places] = table.metrics["params"]
+    return _beginning_with(params, table, evaluations)

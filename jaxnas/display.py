@@ -6,8 +6,9 @@ import decimal
 import html
 import importlib
 import json
+import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 Rows = Sequence[Mapping[str, Any]]
 _SHOWN = 20  # rows in a notebook
@@ -38,6 +39,11 @@ def shown(value: Any) -> str:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return json.dumps(value, default=str)
     return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+
+
+def is_number(value: Any) -> TypeGuard[float]:
+    """True for a finite int or float, not for a bool, None or text."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def count(number: int) -> str:

@@ -298,7 +298,7 @@ def digest(data: Any) -> str:
             leaf = jax.random.key_data(leaf)
         array = np.asarray(leaf, order="C")
         total.update(f"{array.dtype}{array.shape}".encode())
-        total.update(str(array).encode() if array.dtype.kind == "O" else array.tobytes())
+        total.update(repr(array.tolist()).encode() if array.dtype.kind == "O" else array.tobytes())
     return total.hexdigest()[:16]
 
 

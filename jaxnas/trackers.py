@@ -13,7 +13,6 @@ import atexit
 import importlib
 import json
 import logging
-import math
 import os
 import pathlib
 import tempfile
@@ -22,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
 from jaxnas import files, processes
-from jaxnas.display import Rows, columns_of
+from jaxnas.display import Rows, columns_of, is_number
 
 _log = logging.getLogger(__name__)
 Name = Literal["tensorboard", "wandb", "mlflow", "trackio"]
@@ -93,7 +92,7 @@ class Log:
     def scalars(self, step: int, group: str, values: Mapping[str, Any]) -> None:
         """Passes the finite numbers among values on, named as "group/name"."""
         group = f"{self._prefix}{group}"
-        numbers = {f"{group}/{name}": float(x) for name, x in values.items() if _is_number(x)}
+        numbers = {f"{group}/{name}": float(x) for name, x in values.items() if is_number(x)}
         if numbers:
             self._each("scalars", step, numbers)
 
@@ -372,10 +371,6 @@ def _needed(library: str, extra: str) -> Any:
         return importlib.import_module(library)
     except ImportError as error:
         raise ImportError(f"this tracker needs {library}: pip install 'jaxnas[{extra}]'") from error
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _groups(values: Mapping[str, float]) -> dict[str, dict[str, float]]:

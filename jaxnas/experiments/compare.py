@@ -43,7 +43,7 @@ import numpy as np
 import scipy.stats
 from absl import flags, logging
 
-from jaxnas import executors, files, tabular
+from jaxnas import display, executors, files, tabular
 from jaxnas.experiments import binary, tables
 from jaxnas.experiments import searches as searches_lib
 from jaxnas.experiments import strategies as strategies_lib
@@ -301,8 +301,8 @@ def check_reach(name: str, strategy: Any, table: tabular.Table) -> None:
     if table.pool and strategy.pool is None and share * strategy.evaluations < 1:
         raise ValueError(
             f"{name} asks for architectures of the whole space, of which {table.name} has {len(table)} of "
-            f"{table.space.cardinality:.3g}. For such a table take strategies with a pool, such as "
-            "pool_random and gaussian_process."
+            f"{display.count(table.space.cardinality)}. For such a table take strategies with a pool, such "
+            "as pool_random and gaussian_process."
         )
 
 
@@ -350,7 +350,7 @@ def main() -> None:
     unit, end, most = None, None, None
     if any(strategy.fidelities is not None for strategy in made.values()):
         searches_lib.fidelity_evaluator(table, metric)
-        unit = strategies_lib.full_seconds(table, metric)
+        unit = strategies_lib.full_seconds(table)
         end = _EVALUATIONS.value * unit
         # Whoever asks for cheap networks has time for more of them.
         most = min(_EVALUATIONS.value * 3 // 2, table.unique)

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax.numpy as jnp
 
-from jaxnas import files, runs, trackers
+from jaxnas import display, files, runs, trackers
 from jaxnas.experiments import typed
 from jaxnas.recipes import Distillation, Uniform
 from jaxnas.report import result
@@ -272,7 +272,7 @@ def pretty(config: Config) -> str:
 
 def _show(value: Any) -> str:
     if isinstance(value, Space):
-        return f"{value.cardinality:.4g} architectures" if value.cardinality > 1e6 else repr(value)
+        return f"{display.count(value.cardinality)} architectures" if value.cardinality > 1e6 else repr(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return type(value).__name__
     return repr(to_dict(value))

@@ -20,7 +20,7 @@ from jaxnas.recipes.recipe import TrainState
 from jaxnas.report import result
 from jaxnas.runs.space_evolution import read_spaces
 from jaxnas.runs.timing import costs_with_latency
-from jaxnas.search.selections import similar_cost
+from jaxnas.search.random_search import similar_cost
 from jaxnas.space import Arch
 from jaxnas.tasks import Task
 from jaxnas.training.fit import restore
@@ -84,7 +84,7 @@ class Session:
     def check_task(self, workdir: pathlib.Path) -> None:
         """Refuses another task than that of the search in a workdir, whose page would show its figures.
 
-        Only how many examples an evaluation takes at a time may differ.
+        Only `evaluation_batch_size` may differ.
         """
         if not (workdir / result.NAME).is_file():
             return

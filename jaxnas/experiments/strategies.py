@@ -115,20 +115,24 @@ def pool_random(table: Table, evaluations: int) -> Any:
     return guided(table, evaluations, *unused, initial=initial)
 
 
-def fidelities_of(table: Table, metric: str = "validation_accuracy") -> list[tuple[str, str]]:
-    """The names of the metric and of the seconds it takes at each fidelity, cheapest first.
+def seconds_of(table: Table) -> list[str]:
+    """The names of the seconds that a training takes at each fidelity, cheapest first; [] for none.
 
-    A table has fidelities where it has a metric both as `accuracy` and as `accuracy_12`, and the seconds
-    as `training_seconds` and `training_seconds_12`. The number says how long a network was trained, for
-    example in epochs. Each fidelity is a training of its own, whose full time counts.
+    Those of `training_seconds_12` are of a training of its own, 12 epochs long for example; the full one's
+    are `training_seconds`.
     """
     stem = "training_seconds"
     numbers = [name.removeprefix(f"{stem}_") for name in table.metrics if name.startswith(f"{stem}_")]
-    endings = [f"_{number}" for number in sorted(filter(str.isdecimal, numbers), key=int)]
-    names = [(metric + ending, stem + ending) for ending in [*endings, ""]]
-    missing = [name for pair in names for name in pair if name not in table.metrics]
-    if not endings or missing:
-        why = f"it lacks {', '.join(missing)}" if endings else "every network has one result"
+    lengths = sorted(filter(str.isdecimal, numbers), key=int)
+    return [*(f"{stem}_{length}" for length in lengths), stem] if lengths and stem in table.metrics else []
+
+
+def fidelities_of(table: Table, metric: str) -> list[tuple[str, str]]:
+    """The names of a metric and of its seconds at each fidelity: `accuracy_12` and `training_seconds_12`."""
+    names = [(name.replace("training_seconds", metric, 1), name) for name in seconds_of(table)]
+    missing = [name for name, _ in names if name not in table.metrics]
+    if missing or not names:
+        why = f"it lacks {', '.join(missing)}" if names else "every network has one result"
         raise ValueError(
             f"{table.name} has no fidelities of {metric!r} ({why}), which hyperband and "
             f"successive_halving race over. A table with fidelities has, for example, {metric}_12 and "
@@ -137,9 +141,9 @@ def fidelities_of(table: Table, metric: str = "validation_accuracy") -> list[tup
     return names
 
 
-def full_seconds(table: Table, metric: str = "validation_accuracy") -> float:
+def full_seconds(table: Table) -> float:
     """The mean time of a full training: the unit of budgets in seconds."""
-    return float(np.nanmean(table.metrics[fidelities_of(table, metric)[-1][1]]))
+    return float(np.nanmean(table.metrics[seconds_of(table)[-1]]))
 
 
 def hyperband(table: Table, evaluations: int, starts: tuple[int, ...] | None = None) -> Any:
@@ -148,8 +152,10 @@ def hyperband(table: Table, evaluations: int, starts: tuple[int, ...] | None = N
     One in `eta` is promoted, the ratio of the seconds, so that every rung of a race takes as long as the
     others (Li et al. 2018, section 3): nothing is tuned.
     """
-    names = fidelities_of(table)
-    low, high = (np.nanmean(table.metrics[names[k][1]]) for k in (0, -1))
+    names = seconds_of(table)
+    if not names:
+        raise ValueError(f"{table.name} has one result for every network; hyperband races over fidelities.")
+    low, high = (np.nanmean(table.metrics[names[k]]) for k in (0, -1))
     steps = len(names) - 1
     eta = max(round(float(high / low) ** (1 / steps)), 2)
     # Room for what fits the budget: as many as a race from the cheapest has for its seconds, where

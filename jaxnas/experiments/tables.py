@@ -33,7 +33,6 @@ def find(
     if ":" in name:
         return _own(name)
     if name not in tabular.names():
-        nearest(name, tabular.names())
         raise ValueError(
             f"--benchmark={name} is not a table{nearest(name, tabular.names())} `jaxnas` "
             "lists all; path/to/my.csv or module:function is one of your own."

@@ -15,7 +15,7 @@ from typing import Any
 
 from absl import flags
 
-from jaxnas import runs, trackers, training
+from jaxnas import display, runs, trackers, training
 from jaxnas.experiments import binary
 from jaxnas.experiments.config import one_line, pretty
 from jaxnas.experiments.configs import CONFIGS
@@ -23,10 +23,6 @@ from jaxnas.runs.describe import LivePage
 from jaxnas.runs.space_evolution import measure_last
 from jaxnas.training.progress import times_line
 from jaxnas.training.workdir import open_workdir
-
-
-def _number(count: int) -> str:
-    return f"{count:,}" if count < 10**9 else f"{count:.2e}"
 
 
 def main() -> int:
@@ -46,7 +42,7 @@ def train() -> None:
         session = binary.bring_to_life(config)
         task, settings = session.task, config.training
         print(
-            f"{_number(session.net.space.cardinality)} architectures, {task.sizes['train']:,} "
+            f"{display.count(session.net.space.cardinality)} architectures, {task.sizes['train']:,} "
             f"{task.examples} to train on, {session.mesh.size} device(s)",
             flush=True,
         )

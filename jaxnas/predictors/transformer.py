@@ -109,7 +109,7 @@ class TransformerPredictor:
         Inputs are those of unlabeled architectures [N, ...]; the loss is the squared error of the
         features, each group counting the same. Pure; under jit it is one program.
         """
-        check_key("fit", key)
+        check_key("pretrain", key)
         tokens, groups = self._inputs(inputs)
         scaled = [(x - x.mean(0)[None]) / jnp.sqrt(jnp.sum(x.var(0)) + 1e-6) for x in groups]
         aims = jnp.concatenate(scaled, 1)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import decimal
-import math
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeGuard
+from typing import Any
 
+from jaxnas.display import is_number
 from jaxnas.report.result import MetricOf
 
 NBSP = "\u00a0"
@@ -14,11 +14,6 @@ _COSTS = {"params": "parameters", "macs": "MACs"}
 _PREFIXES = ((1e12, f"{NBSP}T"), (1e9, f"{NBSP}G"), (1e6, f"{NBSP}M"), (1e3, f"{NBSP}k"), (0, ""))
 # Options that do nothing, by the usual names.
 IDLE = frozenset({"identity", "skip", "none", "zero", "zeroize"})
-
-
-def is_number(value: Any) -> TypeGuard[float]:
-    """True for a finite int or float, not for a bool, None or text."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def percent(value: object, digits: int = 1) -> str:

@@ -189,7 +189,8 @@ def retrain(
                 "retrain: the distillation has no teacher, and without variables there is no largest network "
                 "to be one. Give Distillation(teacher=...), or start from inherited weights."
             )
-        _, *teacher = alone(net, host, space.largest(), task.inputs)
+        largest = space.largest()
+        _, *teacher = alone(net, calibrated(task, net, host, largest), largest, task.inputs)
         distill = dataclasses.replace(distill, teacher=Teacher(*teacher))
     whole, log = task.whole(), as_log(lab.log).within(f"retrained/{root.name}")
     trained = fit(

@@ -22,6 +22,7 @@ from jaxnas.search.random_search import Listed
 from jaxnas.space import Arch
 from jaxnas.tasks import Metric, Task
 from jaxnas.tasks.task import Batch, Call, Sums, check_predicts
+from jaxnas.training.evaluate import calibrated
 
 METRIC = Metric("kl", "nats", "min", lambda sums: sums["kl"] / sums["predictions"])
 
@@ -126,7 +127,7 @@ class Replacing:
         scores = [math.nan if line["score"] is None else line["score"] for line in history]
         pick = functools.partial(search.knapsack, self.replaced, scores, cost)
         arch = pick(bounds)
-        whole = int(np.asarray(cost(self.replaced.base)[budget]))
+        whole = float(np.asarray(cost(self.replaced.base)[budget]))
         points, archs = [], [arch]
         for share in _SHARES:
             try:
@@ -157,4 +158,5 @@ class Replacing:
 def replacing(task: Task, net: Any, variables: Any) -> Replacing:
     """The replacements of places of a network, compared with its largest architecture."""
     replaced = search.replacements(net.space)
-    return Replacing(Imitation(task, net, variables, replaced.base), replaced)
+    own = calibrated(task, net, variables, replaced.base)  # as evaluators see the others
+    return Replacing(Imitation(task, task.evaluated(net), own, replaced.base), replaced)

@@ -175,7 +175,12 @@ def best_alone(task: Task, net: nn.Module, method: ByStrategy, result: Result, l
     chosen = [net.space.from_dict(values) for values in list(distinct.values())[: method.finalists]]
     archs = jax.tree.map(lambda *x: jnp.stack(x), *chosen)
     scores = trained_alone(task, net, archs, lab.shortened(method.finalist_steps))
-    return chosen[int(np.argmax(np.nan_to_num(scores, nan=-np.inf)))]
+    if not np.isfinite(scores).any():
+        raise ValueError(
+            f"all {len(chosen)} finalists diverged when they were trained alone; lower the learning rate of "
+            "runs.Lab(alone=...)."
+        )
+    return chosen[int(np.argmax(np.where(np.isfinite(scores), scores, -np.inf)))]
 
 
 def check_complete(workdir: str | os.PathLike | None, settings: Search) -> None:

@@ -12,17 +12,17 @@ import jax
 import numpy as np
 
 from jaxnas import processes, search
-from jaxnas.cost import Cost
+from jaxnas.cost import Cost, cost
 from jaxnas.recipes import relaxations
 from jaxnas.recipes.recipe import Recipe, TrainState
 from jaxnas.recipes.relaxed import Relaxed
+from jaxnas.recipes.selections import Candidates, argmax, candidates, perturbation, pruning
 from jaxnas.report.result import Candidate, SelectionOf
 from jaxnas.runs.lab import Lab
 from jaxnas.runs.methods import BY_BUDGET, Argmax, Perturbation, Pruning, Sampling, Search, Trials
 from jaxnas.runs.ranking import kendall_tau
 from jaxnas.runs.searching import Found, check_complete, history_of, tell
 from jaxnas.search.runner import Standing
-from jaxnas.search.selections import Candidates, argmax, candidates, perturbation, pruning
 from jaxnas.search.strategy import State
 from jaxnas.space import Arch, Space
 from jaxnas.tasks import Task
@@ -93,7 +93,7 @@ def select(
             method, probabilities, state.evaluated(), evaluate(), tuner, clock, lab
         )
     else:
-        drawn = _draw(method, recipe, space, logits, lab.costs, seed)
+        drawn = _draw(method, recipe, space, logits, lab.costs or cost(net, task.inputs), seed)
         with clock.part("evaluation"):
             supernet = evaluate().scores(state.evaluated(), drawn.archs)
         told: list[tuple[float, ...]] = [()] * len(supernet)
@@ -111,7 +111,9 @@ def select(
 
             arch, told = race(space, method, drawn, timed, kept, lab)
             found["trial_steps"] = method.steps
-            found["kendall_tau"] = kendall_tau(supernet, [scores[0] for scores in told])
+            first = np.asarray([scores[0] for scores in told])
+            there = np.isfinite(first) & np.isfinite(supernet)  # others diverged
+            found["kendall_tau"] = kendall_tau(supernet[there], first[there])
         else:
             usable = np.isfinite(supernet)
             if not usable.any():
@@ -190,9 +192,7 @@ def _evaluations(space: Space, method: Perturbation) -> int:
     return sum(left + 1 for left in range(least, blocks + 1))
 
 
-def _draw(
-    method: Sampling, recipe: Recipe, space: Any, logits: Arch, costs: Cost | None, seed: int
-) -> Candidates:
+def _draw(method: Sampling, recipe: Recipe, space: Any, logits: Arch, costs: Cost, seed: int) -> Candidates:
     relative, low, high = None, None, None
     if isinstance(recipe, Relaxed) and recipe.cost is not None:
         relative = recipe.relative_cost(space, costs)

@@ -38,7 +38,6 @@ def normalize(bounds: Any) -> Bounds:
                 f"bounds: {name!r} is {tuple(limits)}, expected (min, max), each a number or None."
             )
         if None not in limits and limits[0] > limits[1]:
-            low, high = map(_text, limits)
             raise ValueError(
                 f"bounds: {name!r} has its minimum {_text(limits[0])} above its maximum {_text(limits[1])}."
             )

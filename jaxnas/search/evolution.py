@@ -176,7 +176,9 @@ class RegularizedEvolution(Strategy):
 
         def mutant(key: jax.Array) -> jax.Array:
             draw_key, key = jax.random.split(key)
-            rows = jnp.maximum(state.size - 1 - _distinct(draw_key, self.population, self.sample), 0)
+            # In a parallel search the first tournaments may know fewer than a population.
+            last = state.size - 1 - _distinct(draw_key, self.population, self.sample)
+            rows = last % jnp.maximum(state.size, 1)
             winner = rows[jnp.argmax(jnp.nan_to_num(state.scores[rows], nan=-jnp.inf))]
             return mutate_one(self.space, key, jnp.maximum(state.codes[winner], 0))
 
@@ -192,7 +194,7 @@ def _first(strategy: Evolution | RegularizedEvolution) -> list[Group]:
 def _distinct(key: jax.Array, n: int, k: int) -> jax.Array:
     """Different numbers below n, every set of k equally probable, int32 [k] (Floyd's algorithm)."""
     last = jnp.arange(n - k, n, dtype=jnp.int32)
-    drawn = jax.random.randint(key, (k,), 0, last + 1)
+    drawn = jax.random.randint(key, (k,), 0, last + 1, jnp.int32)
 
     def take(i: jax.Array, taken: jax.Array) -> jax.Array:
         return taken.at[i].set(jnp.where(jnp.any(taken == drawn[i]), last[i], drawn[i]))

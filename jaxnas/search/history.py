@@ -78,7 +78,7 @@ class History:
         if len(old) > len(new) or (len(old) < len(new) and more):
             fault = f"{len(old)} architectures, now {len(new)}"
         for line, expected in zip(old, new, strict=False):
-            for name in {*line, *expected} - {"score", "seconds", "digest"}:
+            for name in sorted({*line, *expected} - {"score", "seconds", "digest"}):
                 if line.get(name) != expected.get(name):
                     fault = fault or f"{name} {line.get(name)}, now {expected.get(name)}"
         if fault:
@@ -183,7 +183,6 @@ def _check_settings(recorded: list[Line], settings: Mapping[str, Any], path: Any
         if before.get(name) != settings.get(name)
     ]
     if changed:
-        before.get("objective")
         raise ValueError(
             f"{path} holds a search with other settings: {'; '.join(changed)}. "
             "Restore them, or move the file away to search anew."
@@ -196,8 +195,8 @@ def digest_of(objective: Any) -> str:
     """Returns 16 hexadecimal digits that another objective does not have.
 
     Of a Python function these count: its name, code and defaults, the numbers and texts of outer scopes that
-    it reads, and the same of the functions of its module that it calls. Other modules, files and arrays do
-    not. Another version of Python may give another digest.
+    it reads or its object holds, and the same of the functions of its module that it calls. Other modules,
+    files and arrays do not. Another version of Python may give another digest.
     """
     inner = _function(objective)
     return files.digest(_described(objective, getattr(inner, "__module__", None), set()))
@@ -228,21 +227,38 @@ def _described(value: Any, module: str | None, seen: set[types.CodeType]) -> Any
         return _described(value.func, module, seen), _described(given, module, seen)
     function = _function(value) if callable(value) else value
     code = getattr(function, "__code__", None)
-    name = getattr(function, "__qualname__", type(value).__qualname__)
+    name = (getattr(function, "__qualname__", type(value).__qualname__), *_fields(value, module, seen))
     if code is None or code in seen or function.__module__ != module:
-        return name
+        return name if len(name) > 1 else name[0]
     seen.add(code)
     try:
         outer = inspect.getclosurevars(function)
     except ValueError:  # A variable that has no value yet.
         outer = inspect.ClosureVars({}, {}, {}, set())
-    steps = itertools.chain.from_iterable(map(dis.get_instructions, _codes(code)))
-    assigned = {step.argval for step in steps if step.opname in ("STORE_DEREF", "STORE_GLOBAL")}
+    assigned = {step.argval for step in _steps(code) if step.opname in ("STORE_DEREF", "STORE_GLOBAL")}
     read = sorted((k, v) for k, v in ({**outer.globals, **outer.nonlocals}).items() if k not in assigned)
     defaults = (*(function.__defaults__ or ()), *sorted((function.__kwdefaults__ or {}).items()))
     documented = code.co_consts[:1] == (function.__doc__,)
     code = code.replace(co_consts=(None, *code.co_consts[1:])) if documented else code
-    return name, *(_described(one, module, seen) for one in (code, defaults, tuple(read)))
+    parts = (code, defaults, tuple(read))
+    return name if len(name) > 1 else name[0], *(_described(one, module, seen) for one in parts)
+
+
+def _fields(value: Any, module: str | None, seen: set[types.CodeType]) -> Iterator[Any]:
+    """The numbers and texts of an object whose method is called, but for those that it assigns."""
+    value = inspect.unwrap(value) if callable(value) else value
+    owner, code = getattr(value, "__self__", value), getattr(_function(value), "__code__", None)
+    if code is None or isinstance(owner, type | types.FunctionType | types.ModuleType):
+        return
+    assigned = {step.argval for step in _steps(code) if step.opname == "STORE_ATTR"}
+    for name, one in sorted(getattr(owner, "__dict__", {}).items()):
+        if isinstance(one, bool | int | float | complex | str | bytes | tuple) and name not in assigned:
+            yield name, _described(one, module, seen)
+
+
+def _steps(code: types.CodeType) -> Iterator[dis.Instruction]:
+    """The instructions of a function and of those that it defines."""
+    return itertools.chain.from_iterable(map(dis.get_instructions, _codes(code)))
 
 
 def _codes(code: types.CodeType) -> Iterator[types.CodeType]:

@@ -118,6 +118,8 @@ def knapsack(replaced: Replacements, scores: Any, cost: Cost, bounds: Any) -> Ar
     change = {name: x - x[0] for name, x in costs.items()}
     of = replaced.places[1:]
     count = len(of)
+    if not count:
+        raise ValueError("knapsack: there are no replacements, since each place has one option.")
     once = sparse.csr_array((np.ones(count), (of, np.arange(count))), shape=(of.max() + 1, count))
     constraints = [optimize.LinearConstraint(once, ub=1)]
     for name, low, high in limits:
@@ -142,7 +144,8 @@ def knapsack(replaced: Replacements, scores: Any, cost: Cost, bounds: Any) -> Ar
     now: dict[str, Any] = dict(cost(arch))
     for name, *_ in limits:
         expected = costs[name][0] + change[name][picked].sum()
-        if not math.isclose(float(now[name]), expected, rel_tol=1e-6):
+        slack = 1e-6 * (1 + len(picked)) * float(np.abs(costs[name]).max())  # costs may be float32
+        if abs(float(now[name]) - expected) > slack:
             raise ValueError(
                 f"{name} does not add up over the places: the network has {float(now[name]):g}, and the "
                 f"sum is {expected:g}. Decisions that change each other's cost belong in one place, and a "
@@ -154,8 +157,9 @@ def knapsack(replaced: Replacements, scores: Any, cost: Cost, bounds: Any) -> Ar
 @functools.lru_cache(maxsize=8)  # other bounds are other calls
 def _costs_of(replaced: Replacements, cost: Cost) -> dict[str, np.ndarray]:
     """The costs of the architectures, float64 [n] by name."""
-    costs = bounds_lib.costs_of(replaced.space, cost, replaced.codes)
-    return {name: np.asarray(x, np.float64) for name, x in costs.items()}
+    # Called with concrete arrays: exact, where jit rounds to float32.
+    rows = [bounds_lib.check_costs(cost(replaced.space.decode(code))) for code in replaced.codes]
+    return {name: np.array([float(np.asarray(row[name])) for row in rows]) for name in rows[0]}
 
 
 def _ranges(replaced: Replacements, change: Any, costs: Any, limits: bounds_lib.Bounds) -> str:

@@ -165,6 +165,7 @@ class PredictorGuided(Strategy):
     ) -> tuple[Arch, State]:
         space = self.space
         mutant_key, random_key = jax.random.split(choice_key)
+        value_key = jax.random.fold_in(choice_key, 2)
         order, usable = ranking(state)
         parents = state.codes[order[:10]]
         rows = jnp.arange(self.mutants) % jnp.clip(usable, 1, 10)
@@ -175,7 +176,7 @@ class PredictorGuided(Strategy):
         targets, known = _targets(state)
         fitted = self.predictor.fit(fit_key, seen, targets, known)
         inputs, rows = jax.vmap(self._inputs)(candidates), jnp.arange(self.evaluations)
-        value = self._value(fitted, inputs, seen, rows, ~jnp.isnan(state.scores), fit_key)
+        value = self._value(fitted, inputs, seen, rows, ~jnp.isnan(state.scores), value_key)
         best_first = candidates[jnp.argsort(-value)]
         quota = jnp.where(state.size + state.pending < self.initial, 0, self.batch)
         return propose(self, state, ask_key, [(best_first, quota)])

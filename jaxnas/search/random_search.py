@@ -5,10 +5,15 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from jaxnas.choice import nearest
+from jaxnas.search.bounds import Cost
 from jaxnas.search.proposals import propose
 from jaxnas.search.strategy import Pool, State, Strategy, check_pool
-from jaxnas.space import Arch
+from jaxnas.space import Arch, Space
+
+_SLACK = 0.05  # of a cost, by which networks of equal cost may differ
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,3 +59,26 @@ class Listed(Strategy):
         rows = state.size + jnp.arange(self.batch, dtype=jnp.int32)
         codes = jnp.asarray(self.given.codes, jnp.int32)[jnp.clip(rows, 0, self.evaluations - 1)]
         return self.space.decode(codes), dataclasses.replace(state, valid=rows < self.evaluations)
+
+
+def similar_cost(
+    space: Space, cost: Cost, name: str, arch: Arch, key: jax.Array, *, count: int = 64, fixed: float = 0.0
+) -> Arch:
+    """Draws different random architectures as dear as a given one: a baseline of equal cost.
+
+    Costs of that name, less the part `fixed` that every network has, may differ by 5 %. Returns a batch of at
+    most `count`; of less where the space has no more.
+    """
+    costs = cost(arch)
+    if name not in costs:
+        raise ValueError(f"similar_cost: {name!r} is not a cost{nearest(name, costs)}")
+    dear = np.asarray(costs[name]).item()
+    if fixed > dear:
+        raise ValueError(f"similar_cost: fixed is {fixed:,}, and the architecture has {name} of {dear:,}.")
+    slack = _SLACK * (dear - fixed)
+    bounds = {name: (dear - slack, dear + slack)}
+    strategy = RandomSearch(space, cost, bounds, evaluations=count, batch=count)
+    archs, state = strategy.ask(strategy.init(key))
+    same = jnp.all(space.encode(archs) == space.encode(space.canonical(arch))[None], axis=1)
+    rows = np.flatnonzero(state.valid & ~same)
+    return jax.tree.map(lambda x: x[rows], archs)

@@ -293,7 +293,8 @@ class Reinforce(Strategy):
 
     def _reward(self, state: State, score: jax.Array) -> jax.Array:
         known = ~jnp.isnan(state.scores)
-        below = jnp.where(state.scores < score, 1.0, jnp.where(state.scores == score, 0.5, 0.0))
+        one, half = jnp.float32(1), jnp.float32(0.5)
+        below = jnp.where(state.scores < score, one, jnp.where(state.scores == score, half, 0))
         count = jnp.maximum(jnp.sum(known, dtype=jnp.float32), 1)
         return jnp.sum(jnp.where(known, below, 0)) / count
 

@@ -196,7 +196,6 @@ def from_arrays(
     twice = np.flatnonzero((codes[order][1:] == codes[order][:-1]).all(axis=1))
     if len(twice):
         a, b = sorted(order[twice[0] : twice[0] + 2].tolist())
-        space.to_dict(space.decode(codes[a]))
         raise ValueError(
             f"{name}: rows {a} and {b} (from 0) are one architecture, "
             f"{space.to_dict(space.decode(codes[a]))}; keep one of them, or average their metrics. The "
@@ -251,7 +250,6 @@ def _column(name: str, metric: str, values: Any, rows: int) -> np.ndarray:
     if column.shape != (rows,):
         raise ValueError(f"{name}: metric {metric!r} is {list(column.shape)}, expected [{rows}] numbers.")
     if np.isinf(column).any():
-        int(np.argmax(np.isinf(column)))
         raise ValueError(
             f"{name}: metric {metric!r} is infinite in row {int(np.argmax(np.isinf(column)))} (from 0); "
             "expected finite numbers of float32, and NaN for unknown ones."

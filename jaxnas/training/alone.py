@@ -122,8 +122,8 @@ def train_seeds(
       seeds: of the trainings.
       arch: the architecture, or a batch of them, one for each seed; None for a network that has only one.
       stopping: where a network is best.
-      options: see `fit`; `together` seeds are trained at once, on one device. One after another, they use
-        all devices.
+      options: see `fit`, without `log`, `stream` and `may_differ`; `together` seeds are trained at once, on
+        one device. One after another, they use all devices.
 
     Raises:
       DivergedError: a seed whose metric was never finite.

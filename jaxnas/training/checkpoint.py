@@ -64,10 +64,11 @@ class Checkpointer:
     """The checkpoints of one run in a directory, also a remote one, such as gs://bucket/run.
 
     A state is any pytree of JAX arrays (sharded, typed keys), NumPy arrays and Python numbers. The latest
-    `max_to_keep` steps stay beside that of the best score; with at least 2 there is one to fall back to.
+    `max_to_keep` steps stay beside that of the best score; with at least 2 there is one to fall back to. One
+    that only `reads` leaves alone what another process is writing.
     """
 
-    def __init__(self, directory: files.Path, max_to_keep: int = 3) -> None:
+    def __init__(self, directory: files.Path, max_to_keep: int = 3, *, reads: bool = False) -> None:
         self.directory = epath.Path(files.absolute(directory))
         self._scores: dict[int, float | None] = {}
         policy = _LatestAndBest(max_to_keep, self._by_score)
@@ -76,6 +77,8 @@ class Checkpointer:
         self._orbax = ocp.CheckpointManager(self.directory, options=self._options)
         # An error in a thread of Orbax is raised here as a sentence, so its traceback is not logged.
         logging.getLogger("absl").addFilter(_not_an_error_of_orbax)
+        if reads:  # another process may be saving
+            return
         self._remove_unfinished()
         ocp.multihost.sync_global_processes("jaxnas: unfinished checkpoints are removed")
 

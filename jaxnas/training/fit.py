@@ -178,6 +178,10 @@ def _train(
                 with clock.part("evaluation"):
                     watched = {"step": done, **watch(state)}
                 score, last = score_of(setup.task, watched), last or setup.recipe.done(watched)
+                if last and flags:  # the recipe has ended it between two records
+                    store.check_steps(setup, flags)
+                    values, flags = {name: float(value) for name, value in metrics.items()}, []
+                    record({"step": done, "split": "train", **values})
                 if len(watched) > 1:
                     record(watched)
             if last and store.course.bad:
@@ -193,7 +197,8 @@ def _train(
     trained = Trained(state, last, clock.shares(steps=done - start))
     _log.info(times_line(trained.times))
     if not last:
-        kept = "is saved, and the same call resumes from there" if store.folder else "is not saved"
+        saved = store.folder and not store.course.bad
+        kept = "is saved, and the same call resumes from there" if saved else "is not saved"
         raise stop.kind(f"stopped by a signal at step {done} of {training.steps}, which {kept}", trained)
     store.finish(trained.times)
     return trained
@@ -208,6 +213,7 @@ def restore(
     *,
     seed: int | None = None,
     best: bool = False,
+    options: Options = Options(),
 ) -> Trained | None:
     """The last state that a training has saved, or the best one; None if it has saved none.
 
@@ -217,6 +223,7 @@ def restore(
       seed: compared with that of the checkpoint; None accepts any.
       best: take the saved state with the best first metric, of a network on "validation", or of the random
         architectures of a supernet on "search". It is measured every `evaluate_every` steps.
+      options: as given to `fit`; an `optimizer` decides what a state holds.
 
     Raises:
       ConfigMismatch: a checkpoint of another training than these arguments are of.
@@ -225,9 +232,9 @@ def restore(
     folder = files.as_path(workdir) / CHECKPOINTS
     if not folder.is_dir():  # asking must not create it
         return None
-    setup = set_up(task, net, training, recipe)
+    setup = set_up(task, net, training, recipe, options=options)
     now = deciding(task, net, training, setup.recipe) | ({} if seed is None else {"seed": seed})
-    with Checkpointer(folder) as checkpointer:
+    with Checkpointer(folder, reads=True) as checkpointer:
         found = checkpointer.restore(abstract_state(setup), compared_with(now), best)
     if found is None:
         return None

@@ -40,7 +40,8 @@ def to_dict(value: Any) -> Any:
         array = np.asarray(value)
         if array.size <= 64:
             return files.plain(array)
-        return f"{array.dtype}{list(array.shape)} sha256:{files.digest(array.tobytes())}"
+        content = array if array.dtype.kind == "O" else array.tobytes()  # objects are addresses in memory
+        return f"{array.dtype}{list(array.shape)} sha256:{files.digest(content)}"
     return getattr(value, "__qualname__", type(value).__qualname__)
 
 

@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from types import FrameType
 from typing import Any
@@ -61,6 +62,8 @@ def stop_on_signals() -> Iterator[Stop]:
     stop, together = Stop(), jax.process_count() > 1
     # With several, JAX has its own handler for SIGTERM, which tells the other processes.
     signals = (signal.SIGINT,) if together else (signal.SIGTERM, signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread():  # which alone may set handlers
+        signals = ()
     before = {number: signal.getsignal(number) for number in signals}
 
     def restore() -> None:

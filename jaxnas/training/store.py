@@ -143,7 +143,7 @@ def interrupted(workdir: files.Path) -> str:
     folder = files.as_path(workdir) / CHECKPOINTS
     if not folder.is_dir():
         return ""
-    with Checkpointer(folder) as checkpointer:
+    with Checkpointer(folder, reads=True) as checkpointer:
         found = checkpointer.standing()
     if found is None or found[1].get("complete"):
         return ""

@@ -156,8 +156,11 @@ def test_fidelities_are_columns_of_the_table():
     pairs = [("accuracy_12", "training_seconds_12"), ("accuracy", "training_seconds")]
     assert found(*names) == pairs
     assert found(*names, "training_seconds_4") == [("accuracy_4", "training_seconds_4"), *pairs]
+    named = table_of({name: [1.0, 2.0 + (name == "training_seconds")] for name in names})
+    assert strategies.hyperband(named, 4).fidelities == 2  # whatever the metric is called
     refusals.check(
         (lambda: found(*names[:4]), ValueError, "'accuracy'", "every network has one result"),
+        (lambda: strategies.hyperband(table_of({"x": [0.0, 1.0]}), 4), ValueError, "one result"),
         (lambda: found(*names[:2], *names[3:]), ValueError, "'accuracy'", "it lacks accuracy_12"),
     )
 
@@ -301,7 +304,7 @@ def test_mistakes_on_the_command_line_are_refused_before_anything_is_written(gri
         (("--strategies=",), "--strategies"),
         (("--evaluations=6467",), "--evaluations=6467", "6466"),
         (("--at=10,41",), "--at=10,41", "40"),
-        (("--benchmark=nasbench_graph_cora", "--strategies=random,hyperband"), "'validation_accuracy'"),
+        (("--benchmark=nasbench_graph_cora", "--strategies=random,hyperband"), "nasbench_graph_cora"),
     ):
         done = compare(tmp_path / "run", *flags, code=2)
         assert all(name in done.stderr for name in names), done

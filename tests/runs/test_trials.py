@@ -11,10 +11,10 @@ import pytest
 from ray_cluster import ray_cluster
 
 from jaxnas import executors, search
+from jaxnas.recipes.selections import Candidates
 from jaxnas.runs import Lab, Trials
 from jaxnas.runs.searching import history_of
 from jaxnas.runs.selecting import race as raced
-from jaxnas.search.selections import Candidates
 from jaxnas.space import Choice, Space
 from jaxnas.training.alone import on_workers
 

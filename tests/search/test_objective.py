@@ -17,8 +17,13 @@ def objective(values, rate=0.1):
     return train(values) + rate if "c" in {"c", "d"} else 0
 
 class Objective:
+    def __init__(self, epochs=1):
+        self.epochs, self.calls = epochs, 0
     def __call__(self, values):
-        return objective(values)
+        self.calls += 1
+        return self.epochs * objective(values)
+    def method(self, values):
+        return self(values)
 
 def scaled(scale):
     calls = 0
@@ -57,8 +62,12 @@ def test_a_digest_changes_with_the_code_and_not_with_what_is_said_of_it_or_count
     scaled = module["scaled"](2)
     before = digest_of(scaled)
     assert scaled({"width": 1}) == 6 and digest_of(scaled) == before
+    called = module["Objective"]()
+    before = digest_of(called)
+    assert called({"width": 1}) > 3 and called.calls == 1 and digest_of(called) == before
     others = [made(*change)["objective"] for change in CHANGES.items()]
-    others += [module["Objective"](), made("EPOCHS = 3", "EPOCHS = 4")["Objective"]()]
+    others += [module["Objective"](), made("EPOCHS = 3", "EPOCHS = 4")["Objective"](), module["Objective"](2)]
+    others += [module["Objective"](2).method, module["Objective"](3).method]
     others += [scaled, module["scaled"](3), *(functools.partial(objective, rate=rate) for rate in (1, 2))]
     assert len({digest_of(one) for one in (objective, *others)}) == len(others) + 1
 

@@ -5,12 +5,14 @@ import functools
 import os
 import shutil
 import signal
+from concurrent.futures import ThreadPoolExecutor
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import orbax.checkpoint as ocp
 import pytest
 import scipy.stats
 import tiers
@@ -235,6 +237,22 @@ def test_a_sure_search_is_complete_before_its_last_step(tmp_path):
         trained = train(TASK, tmp_path, recipe=dataclasses.replace(RELAXED, confidence=0.01))
         assert trained.complete and int(trained.state.step) == 3 == saved(tmp_path)[-1]
         assert lines(tmp_path)[-1]["confidence"] >= 0.01 and lines(tmp_path)[-1]["step"] == 3
+    rarely = dataclasses.replace(TRAINING, log_every=50, checkpoint_every=50)
+    train(TASK, tmp_path / "b", rarely, recipe=dataclasses.replace(RELAXED, confidence=0.01))
+    assert column(tmp_path / "b", "train") == [3]  # its losses were checked, too
+
+
+def test_a_training_in_a_thread_is_restored_with_its_optimizer_by_a_reader_that_removes_nothing(tmp_path):
+    options = Options(optimizer=(optax.sgd(1e-2), optax.constant_schedule(1e-2)))
+    with ThreadPoolExecutor(1) as threads:  # where no signals can be handled
+        trained = threads.submit(train, TASK, tmp_path, options=options).result()
+    being_saved = tmp_path / "checkpoints" / f"9{ocp.utils.TMP_DIR_SUFFIX}1"
+    being_saved.mkdir()
+    found = found_in(tmp_path, options=options)
+    assert found.complete and difference(found.variables, trained.variables) == 0
+    assert being_saved.exists()
+    with Checkpointer(tmp_path / "checkpoints"):
+        assert not being_saved.exists()
 
 
 # ---- Divergence.

@@ -6,7 +6,8 @@ import numpy as np
 import refusals
 import scipy.stats
 
-from jaxnas.search import selections
+from jaxnas.recipes import selections
+from jaxnas.search.random_search import similar_cost
 from jaxnas.space import Choice, Space
 
 SPACE = Space(depth=Choice(2, 4), op=Choice("none", "a", "b").repeat(4, active="depth"))
@@ -88,7 +89,7 @@ def test_architectures_of_similar_cost():
 
     arch = space.from_dict({"width": [20, 20, 20, 20]})
     for fixed, most in ((0, 54), (1000, 4)):
-        found = selections.similar_cost(space, named, "params", arch, KEY, count=40, fixed=fixed)
+        found = similar_cost(space, named, "params", arch, KEY, count=40, fixed=fixed)
         params, widths = np.asarray(jax.vmap(named)(found)["params"]), np.asarray(found["width"])
         assert len(params) == 40 and np.abs(params - 1080).max() <= most
         assert len(np.unique(widths, axis=0)) == 40 and not np.any(np.all(widths == 10, axis=1))
@@ -100,7 +101,7 @@ def test_selections_that_cannot_be_made_are_refused():
 
     def similar(name, fixed=0):
         named = lambda arch: {"params": 1080 + 0 * arch["depth"]}  # noqa: E731
-        return lambda: selections.similar_cost(SPACE, named, name, SPACE.largest(), KEY, fixed=fixed)
+        return lambda: similar_cost(SPACE, named, name, SPACE.largest(), KEY, fixed=fixed)
 
     refusals.check(
         (lambda: selections.argmax(SPACE, {"depth": jnp.zeros(2)}), ValueError, "'op'"),

@@ -13,12 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxnas.search.bounds import Cost
-from jaxnas.search.random_search import RandomSearch
-from jaxnas.space import Arch, Space, nearest
+from jaxnas.space import Arch, Space
 
 _DRAWS = 64  # For each architecture asked for: many are equal, or cost too much.
-_SLACK = 0.05  # of a cost, by which networks of equal cost may differ
 
 
 class Candidates(NamedTuple):
@@ -112,29 +109,6 @@ def _first(space: Space, codes: np.ndarray, canonical: Callable[[Arch], Arch] | 
     return np.sort(np.unique(codes, axis=0, return_index=True)[1])
 
 
-def similar_cost(
-    space: Space, cost: Cost, name: str, arch: Arch, key: jax.Array, *, count: int = 64, fixed: float = 0.0
-) -> Arch:
-    """Draws different random architectures as dear as a given one: a baseline of equal cost.
-
-    Costs of that name, less the part `fixed` that every network has, may differ by 5 %. Returns a batch of at
-    most `count`; of less where the space has no more.
-    """
-    costs = cost(arch)
-    if name not in costs:
-        raise ValueError(f"similar_cost: {name!r} is not a cost{nearest(name, costs)}")
-    dear = np.asarray(costs[name]).item()
-    if fixed > dear:
-        raise ValueError(f"similar_cost: fixed is {fixed:,}, and the architecture has {name} of {dear:,}.")
-    slack = _SLACK * (dear - fixed)
-    bounds = {name: (dear - slack, dear + slack)}
-    strategy = RandomSearch(space, cost, bounds, evaluations=count, batch=count)
-    archs, state = strategy.ask(strategy.init(key))
-    same = jnp.all(space.encode(archs) == space.encode(space.canonical(arch))[None], axis=1)
-    rows = np.flatnonzero(state.valid & ~same)
-    return jax.tree.map(lambda x: x[rows], archs)
-
-
 def perturbation(
     space: Space,
     weights: Arch,
@@ -142,7 +116,6 @@ def perturbation(
     key: jax.Array,
     *,
     tune: Callable[[Arch], None] | None = None,
-    renormalize: bool = False,
 ) -> tuple[Arch, list[dict[str, Any]]]:
     """Makes decisions one by one, in random order, each for the option whose removal hurts most.
 
@@ -155,7 +128,6 @@ def perturbation(
         once for each decision, with as many rows as the decision has options, and one.
       key: of the order.
       tune: called with the soft architecture after each decision, to train the weights under it.
-      renormalize: whether the weights of the other options are scaled to sum to one again.
 
     Returns:
       The canonical hard architecture, and for each decision, in the order made: the "name" of the choice, the
@@ -175,7 +147,7 @@ def perturbation(
         place = () if position is None else (position,)
         rows = {key: np.repeat(x[None], len(options) + 1, axis=0) for key, x in soft.items()}
         for option in range(len(options)):
-            remove(rows[name][(option + 1, *place)], option, renormalize)
+            rows[name][(option + 1, *place)][option] = 0
         drops = falls(evaluate, rows, f"{name!r}{'' if position is None else f' at {position}'}")
         best = int(np.argmax(drops))
         soft[name][place] = np.eye(soft[name].shape[-1], dtype=np.float32)[best]
@@ -183,14 +155,6 @@ def perturbation(
         if tune is not None and number + 1 < len(elements):
             tune(jax.tree.map(jnp.asarray, soft))
     return space.harden(jax.tree.map(jnp.asarray, soft)), found
-
-
-def remove(weights: np.ndarray, option: int, renormalize: bool) -> None:
-    """Takes the weight of an option from weights [options], in place."""
-    whole = weights.sum()
-    weights[option] = 0
-    if renormalize and weights.sum() > 0:
-        weights *= whole / weights.sum()
 
 
 def falls(evaluate: Callable[[Arch], Any], rows: Arch, what: str) -> np.ndarray:
@@ -211,7 +175,6 @@ def pruning(
     *,
     at_once: bool = False,
     tune: Callable[[Arch], None] | None = None,
-    renormalize: bool = False,
 ) -> tuple[Arch, list[dict[str, Any]]]:
     """Keeps the options of the strongest blocks, as many as there are positions.
 
@@ -220,7 +183,7 @@ def pruning(
 
     Args:
       space: with one decision, repeated, whose positions can be exchanged.
-      weights, evaluate, tune, renormalize: as of `perturbation`, but for rounds: in each there is a row
+      weights, evaluate, tune: as of `perturbation`, but for rounds: in each there is a row
         for each block that is left, and one.
       at_once: whether all blocks that go are chosen in the first round, and not the weakest one in each.
 
@@ -241,14 +204,14 @@ def pruning(
     while len(blocks) > choice.length:
         rows = np.repeat(soft[None], len(blocks) + 1, axis=0)
         for row, (position, option) in enumerate(blocks, 1):
-            remove(rows[row, position], option, renormalize)
+            rows[row, position, option] = 0
         drops = falls(evaluate, {name: rows}, f"{name!r}")
         count = len(blocks) - choice.length if at_once else 1
         removed = [blocks[i] for i in np.argsort(drops, kind="stable")[:count]]
         found = {"name": name, "position": None, "blocks": [named[block] for block in blocks]}
         rounds.append(found | {"drops": drops.tolist(), "removed": [named[block] for block in removed]})
         for position, option in removed:
-            remove(soft[position], option, renormalize)
+            soft[position, option] = 0
         blocks = [block for block in blocks if block not in removed]
         if tune is not None and len(blocks) > choice.length:
             tune({name: jnp.asarray(soft)})
