@@ -27,7 +27,7 @@ from jaxnas.elastic.decisions import static
 from jaxnas.elastic.mixture import Mixture
 from jaxnas.elastic.parameter import ANNOTATIONS, CHOICES, ELASTIC_SCOPE, MACS, SPECS, ParameterSpec
 from jaxnas.elastic.width import Table, combine, constant, width
-from jaxnas.inputs import describe, mistaken, one_example
+from jaxnas.inputs import calling, one_example
 from jaxnas.tensors import flatten, without_sown
 
 Path = tuple[str, ...]
@@ -156,13 +156,8 @@ def annotations(net: nn.Module, inputs: Any) -> Annotations:
         recorded = {name: made.pop(name) for name in ANNOTATIONS if name in made}
         return without_sown(made), outputs, recorded
 
-    try:
+    with calling(name, inputs):
         program, (variables, outputs, recorded) = jax.make_jaxpr(apply, return_shape=True)(key, inputs)
-    except Exception as error:  # whatever the network says
-        raise ValueError(
-            f"{name} cannot be called with the inputs {describe(inputs)} (a batch of one): "
-            f"{type(error).__name__}: {error}{mistaken(error, inputs)}"
-        ) from error
     if not jax.tree.leaves(outputs):
         raise ValueError(f"{name} returns no array; it returned {outputs!r}.")
     found = flatten(recorded.get(SPECS, {}), is_leaf=_is_spec)

@@ -30,7 +30,7 @@ from jaxnas.choice import nearest
 from jaxnas.inputs import describe, one_example, specification, with_batch
 from jaxnas.network import Variables
 from jaxnas.space import Space
-from jaxnas.tensors import check_finite, check_tensors, flatten, unflatten
+from jaxnas.tensors import check_finite, check_tensors, flatten, name_of, path_of, unflatten
 from jaxnas.transform.declared import Declared
 
 _log = logging.getLogger(__name__)
@@ -110,7 +110,7 @@ def save_subnet(
         raise ValueError(f"Rename the class {name}: it would be loaded as jaxnas.supernets.{name}.")
     variables = single_architecture(net, variables, inputs)
     flat = flatten(variables)
-    tensors = {"/".join(p): np.array(leaf, order="C") for p, leaf in sorted(flat.items())}
+    tensors = {name_of(p): np.array(leaf, order="C") for p, leaf in sorted(flat.items())}
     data = safetensors.numpy.save(tensors)
     written, function = {TENSORS: data}, {}
     if not isinstance(net, nn.Module | Declared):
@@ -149,7 +149,9 @@ class Function:
     space: Space
     exported: jax.export.Exported
 
-    def apply(self, variables: Variables, inputs: Any, arch: Any = None, *, train: bool = False) -> Any:
+    def apply(
+        self, variables: Variables, inputs: Any, arch: Any = None, *, train: bool = False, rngs: Any = None
+    ) -> Any:
         """Calls the network; it has no dropout and updates no statistics.
 
         Raises:
@@ -200,7 +202,7 @@ def load_subnet(path: str | os.PathLike, module: Any = None) -> tuple[Any, Varia
         reason = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else error
         raise ValueError(f"{folder / DESCRIPTION} doesn't describe a subnet: {reason}") from error
     tensors = _read_tensors(folder / TENSORS, size, digest)
-    flat = {tuple(name.split("/")): value for name, value in tensors.items()}
+    flat = {path_of(name): value for name, value in tensors.items()}
     if not isinstance(net, Function):
         _check(net, example, flat, f"the network that {folder / DESCRIPTION} describes")
     check_finite(flat, str(folder / TENSORS))
@@ -244,7 +246,7 @@ def export_subnet(
     platforms = (platforms,) if isinstance(platforms, str) else tuple(platforms)
     if unknown := [name for name in platforms if name not in _PLATFORMS]:
         raise ValueError(
-            f"export_subnet: unknown platform {unknown[0]!r}{nearest(unknown[0], _PLATFORMS) or '.'} "
+            f"export_subnet: unknown platform {unknown[0]!r}{nearest(unknown[0], _PLATFORMS)} "
             f"Known: {', '.join(_PLATFORMS)}."
         )
     variables = single_architecture(net, variables, inputs)
@@ -370,7 +372,7 @@ def _decode(value: Any) -> Any:
         return Space.from_json(value["space"])
     if set(value) == {"dtype"} and isinstance(value["dtype"], str):
         if value["dtype"] not in _DTYPES:
-            raise ValueError(f"unknown dtype {value['dtype']!r}{nearest(value['dtype'], _DTYPES) or '.'}")
+            raise ValueError(f"unknown dtype {value['dtype']!r}{nearest(value['dtype'], _DTYPES)}")
         return _DTYPES[value["dtype"]]
     raise ValueError(f"{value!r} is no value of a field.")
 
@@ -431,7 +433,7 @@ def _module(description: dict[str, Any], module: Any) -> Any:
     if module is None:
         if name not in (known := _ours()):
             raise ValueError(
-                f"unknown module {name!r}{nearest(name, known) or '.'} Known: {sorted(known)}. A network of "
+                f"unknown module {name!r}{nearest(name, known)} Known: {sorted(known)}. A network of "
                 f"your own is loaded by load_subnet(path, module={name})."
             )
         module = known[name]
@@ -440,8 +442,7 @@ def _module(description: dict[str, Any], module: Any) -> Any:
     fields = _fields(module)
     if unknown := sorted(values.keys() - set(fields)):
         raise ValueError(
-            f"{name} has no field {unknown[0]!r}{nearest(unknown[0], fields) or '.'} "
-            "A newer version may have it."
+            f"{name} has no field {unknown[0]!r}{nearest(unknown[0], fields)} A newer version may have it."
         )
     fields = {key: _decode(value) for key, value in values.items()}
     space = fields["space"]

@@ -66,6 +66,13 @@ def calibrate(
             f"front, the same for all; got {describe(batches)}."
         )
     example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), batches)
+    try:
+        network.annotated(net, example)
+    except ValueError as error:
+        raise ValueError(
+            "calibrate takes batches stacked along a new first axis, as by jnp.stack; from "
+            f"{describe(batches)} each has {describe(example)}. {error}"
+        ) from error
     variables = network.check_variables(net, variables, example)
     key = jax.random.key(0) if key is None else key
     old = flatten(variables[STATISTICS])

@@ -67,11 +67,11 @@ def table_cost(tables: dict[str, tuple[Table, ...]], space: Space) -> Cost:
 
     def costs(arch: Arch) -> dict[str, Any]:
         traced = any(isinstance(leaf, jax.core.Tracer) for leaf in arch.values())
-        soft = any(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in arch.values())
         if not traced:
             space.check(arch)
         else:  # as the network runs it
             arch = {name: within(value, space.choices[name].sizes) for name, value in arch.items()}
+        soft = any(jnp.issubdtype(jnp.result_type(leaf), jnp.floating) for leaf in arch.values())
         of = _expected if soft else _traced if traced else _exact
         return {name: of(entries, arch) for name, entries in tables.items()}
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -46,6 +48,16 @@ def one_example(inputs: Any) -> Any:
     return with_batch(inputs, 1)
 
 
+def check_ranks(name: str, inputs: Any, before: Any) -> None:
+    """Raises ValueError unless inputs are as many arrays, of as many axes, as those that were analyzed."""
+    ranks, expected = ([len(x.shape) for x in jax.tree.leaves(one)] for one in (inputs, before))
+    if ranks != expected:
+        raise ValueError(
+            f"{name} was analyzed with the inputs {describe(before)}, and is called with {describe(inputs)}: "
+            "expected as many arrays, of as many axes."
+        )
+
+
 def describe(tree: Any) -> str:
     """Shapes and dtypes of a pytree, as "float32[8, 3]" or "{'tokens': int32[8, 64]}"."""
 
@@ -53,6 +65,22 @@ def describe(tree: Any) -> str:
         return _Text(f"{jnp.dtype(leaf.dtype).name}{list(leaf.shape)}")
 
     return str(jax.tree.map(one, tree))
+
+
+@contextlib.contextmanager
+def calling(name: str, inputs: Any) -> Iterator[None]:
+    """Turns what a network raises when it is traced with these inputs into a ValueError that names both."""
+    try:
+        yield
+    except jax.errors.ConcretizationTypeError as error:
+        raise ValueError(
+            f"{name} depends on values, so it has no jaxpr: {error}. Use jax.numpy.where or jax.lax.cond."
+        ) from error
+    except Exception as error:  # whatever the network says
+        raise ValueError(
+            f"{name} cannot be called with the inputs {describe(inputs)}: {type(error).__name__}: {error}"
+            f"{mistaken(error, inputs)}"
+        ) from error
 
 
 def mistaken(error: Exception, inputs: Any) -> str:

@@ -8,7 +8,7 @@ are. Everything else that `jaxnas.init`, `cost`, `extract` and their like need i
 import functools
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import flax.linen as nn
@@ -17,11 +17,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxnas.annotations import Annotations, annotations
+from jaxnas.axes.models import paths
 from jaxnas.choice import element_name, nearest
 from jaxnas.elastic.width import Table
 from jaxnas.inputs import one_example
 from jaxnas.space import Space
-from jaxnas.tensors import check_tensors, flatten, without_sown
+from jaxnas.tensors import check_tensors, flatten, unflatten, without_sown
 
 Variables = dict[str, Any]
 
@@ -123,6 +124,8 @@ def check_variables(net: nn.Module, variables: Any, inputs: Any) -> Variables:
 
 def collections(variables: Any) -> Variables:
     """The variables without boxes; ValueError for parameters alone, or no collections."""
+    if isinstance(variables, Mapping) and "params" in variables:  # of a function also lists of arrays
+        variables = unflatten(dict(paths(nn.meta.unbox(variables))))
     nested = isinstance(variables, dict) and all(isinstance(value, dict) for value in variables.values())
     if not nested or (variables and "params" not in variables):
         got = f"a dict with {sorted(variables)[:8]}" if nested else type(variables).__name__

@@ -15,6 +15,16 @@ flatten: Callable[..., dict[Path, Any]] = flax.traverse_util.flatten_dict
 unflatten: Callable[[dict[Path, Any]], dict[str, Any]] = flax.traverse_util.unflatten_dict
 
 
+def name_of(path: Path) -> str:
+    """The name of a tensor in a file; slashes in a part, as Haiku's modules have them, are escaped."""
+    return "/".join(part.replace("%", "%25").replace("/", "%2F") for part in path)
+
+
+def path_of(name: str) -> Path:
+    """The path of a tensor by its name in a file."""
+    return tuple(part.replace("%2F", "/").replace("%25", "%") for part in name.split("/"))
+
+
 def without_sown(variables: Any) -> Any:
     """Variables without what modules `sow`, which Flax collects in tuples; boxes stay."""
     return unflatten({path: leaf for path, leaf in flatten(variables).items() if not isinstance(leaf, tuple)})

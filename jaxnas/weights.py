@@ -164,8 +164,11 @@ def _overlap(
     for axis, (before, after) in enumerate(zip(old.shape, new.shape, strict=True)):
         elastic = any(len(set(spec.axes[axis].values)) > 1 for spec in (old_spec, new_spec))
         centered = axis in new_spec.centered
+        inner = [spec.inner_sizes(axis) for spec in (old_spec, new_spec)]
         # Sizes of which one is even and the other odd have no common center.
         if before != after and (not elastic or (centered and (after - before) % 2)):
+            return None
+        if inner[0] != inner[1] or (before != after and inner[0] is None):
             return None
         size = min(before, after)
         for slices, stored in ((from_old, before), (to_new, after)):

@@ -118,6 +118,26 @@ def test_a_kernel_of_a_transformed_network_is_carried_at_its_center():
     assert not np.array_equal(*kernels[1:])
 
 
+class Gated(nn.Module):
+    hidden: int
+
+    @nn.compact
+    def __call__(self, x):
+        value, gate = jnp.split(nn.Dense(2 * self.hidden, name="joined")(x.reshape(len(x), -1)), 2, axis=-1)
+        return nn.Dense(3, name="out")(value * nn.sigmoid(gate))
+
+
+def test_an_axis_that_is_joined_of_pieces_stays_new():
+    def made(seed, hidden):
+        module, images = Gated(hidden), jnp.ones(SHAPE)
+        groups = jaxnas.analyze(module, module.init(jax.random.key(seed), images), images)
+        net = jaxnas.supernet(groups, {"*/hidden": Choice(2, hidden)}, form="masked", verify=False)
+        return net, groups.model.variables
+
+    carried = jaxnas.carry_weights(*made(0, 4), *made(1, 8), SHAPE)
+    assert carried.new == ("params/joined/bias", "params/joined/kernel")
+
+
 class Other(Base):
     def layers(self, x, size, width):
         return elastic.Dense(name="dense")(x.mean((1, 2)), elastic.fixed(1), width)

@@ -22,7 +22,7 @@ from jaxnas.axes.program import Program, Trace
 from jaxnas.axes.rules import KERNEL, LOOKED_UP
 from jaxnas.axes.ties import Layout, Leaf, atoms_of, leaves
 from jaxnas.choice import Choice
-from jaxnas.inputs import describe, specification, with_batch
+from jaxnas.inputs import calling, check_ranks, describe, specification, with_batch
 from jaxnas.products import computes_in_half_precision
 from jaxnas.tensors import Path
 
@@ -174,11 +174,15 @@ class Groups:
                 return {name: one((*path, name), shape, full) for name, shape in expected.items()}
             if expected is None:
                 return None
-            if path not in found or tuple(found[path].shape) != expected:
-                has = describe(found[path]) if path in found else "nothing"
+            given = found.get(path)
+            if given is None or (jnp.shape(given), jnp.result_type(given)) != (expected, full.dtype):
+                has = "nothing" if given is None else describe(given)
                 wanted = f"whole, as {describe(full)}" if shapes is None else f"with the shape {expected}"
-                raise ValueError(f"{'/'.join(path)} of {self.model.name} is expected {wanted}; got {has}.")
-            return found[path]
+                alone = " Parameters alone are given as {'params': params}." * ("params" not in variables)
+                raise ValueError(
+                    f"{'/'.join(path)} of {self.model.name} is expected {wanted}; got {has}.{alone}"
+                )
+            return given
 
         return [
             one(path, full.shape if shapes is None else shapes[path], full)
@@ -204,6 +208,7 @@ class Groups:
         return self.calls[key]
 
     def _trace_again(self, inputs: Any, train: bool, own: Mapping[str, Any]) -> Traced:
+        check_ranks(self.model.name, inputs, self.inputs)
         trace = Trace(self.model.root)
         known: dict[int, int] = {}
 
@@ -303,13 +308,7 @@ def analyze(model: Any, variables: Any = None, inputs: Any = None) -> Groups:
     axes = [trace.ties.axes(shape.shape) for shape in shapes.values()]
     calls = {}
     for train in (False, True):
-        try:
-            calls[train] = _trace(trace, pure, shapes, axes, (example, _hard(pure)), train)
-        except jax.errors.ConcretizationTypeError as error:
-            raise ValueError(
-                f"{pure.name} depends on values, so it has no jaxpr: {error}. Use jax.numpy.where or "
-                "jax.lax.cond."
-            ) from error
+        calls[train] = _trace(trace, pure, shapes, axes, (example, _hard(pure)), train)
     batches = {atom for call in calls.values() for atom in trace.ties.factors([call.batch])}
     for axis in (one for every in axes for one in every):
         if batches.intersection(trace.ties.factors(axis)):
@@ -355,7 +354,8 @@ def _trace(
         arch = dict(own) | dict(zip(decisions, decided, strict=True))
         return model.call(variables, inputs, key, train, arch)
 
-    closed, out = jax.make_jaxpr(call, return_shape=True)(variables, inputs, key, *decisions.values())
+    with calling(model.name, inputs):
+        closed, out = jax.make_jaxpr(call, return_shape=True)(variables, inputs, key, *decisions.values())
     numbers = [trace.array(list(one), x.shape) for one, x in zip(axes, shapes.values(), strict=True)]
     trace.origin.update({number: number for number in numbers})
     rows, batch = [], trace.ties.new(jax.tree.leaves(inputs)[0].shape[0])

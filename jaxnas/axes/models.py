@@ -19,7 +19,8 @@ from jaxnas.tensors import Path, flatten, unflatten
 
 Variables = dict[str, Any]
 Updates = dict[str, Any]
-_TRAIN = {"train": True, "training": True, "is_training": True, "deterministic": False, "inference": False}
+_TRAIN = dict.fromkeys(("train", "training", "is_training"), True)
+_TRAIN |= dict.fromkeys(("deterministic", "inference", "use_running_average"), False)
 _KEYS = ("key", "rng")
 INTERMEDIATES = ("intermediates", "perturbations")
 
@@ -70,7 +71,7 @@ def model_of(model: Any, variables: Any) -> Model:
                     f"{type(model).__name__} holds its own variables: call analyze(model, inputs=...)."
                 )
             return make(model)
-    if not callable(model):
+    if isinstance(model, type) or not callable(model):
         raise TypeError(
             "analyze takes a Flax Linen, Flax NNX or Equinox module, or a function of (variables, inputs); "
             f"got {model!r}."

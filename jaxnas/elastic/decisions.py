@@ -57,7 +57,9 @@ class Decisions:
                 else jnp.asarray(value)
                 for name, value in arch.items()
             }
-        soft = arch is not None and any(jnp.issubdtype(x.dtype, jnp.floating) for x in arch.values())
+        soft = arch is not None and any(
+            jnp.issubdtype(jnp.result_type(x), jnp.floating) for x in arch.values()
+        )
         if arch is None or space.cardinality == 1 or (initializing and not soft):
             self._arch = static(space)
         self._space = space
@@ -71,7 +73,7 @@ class Decisions:
         """
         name, position = (key, None) if isinstance(key, str) else key
         if name not in self._space:
-            near = nearest(name, list(self._space)) or "."
+            near = nearest(name, list(self._space))
             raise KeyError(f"{name!r} is no decision of the space{near} It has {list(self._space)}.")
         choice = self._space.choices[name]
         if choice.length is None and position is not None:

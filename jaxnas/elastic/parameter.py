@@ -48,6 +48,10 @@ class StoredSpec:
         """The annotation of an array that is in use only where `gate` is 1, too."""
         return dataclasses.replace(self, gate=combine(operator.mul, gate, self.gate))
 
+    def inner_sizes(self, axis: int) -> tuple[int, ...] | None:
+        """Full sizes of the inner factors of an axis; None where no prefix of it is a smaller axis."""
+        return ()
+
     def shape(self: Any, arch: dict[str, Any]) -> tuple[int, ...] | None:
         """The active shape for a concrete hard architecture; None where the array is not in use."""
         return tuple(table.at_host(arch) for table in self.axes) if self.gate.at_host(arch) else None

@@ -203,7 +203,7 @@ def check_cost(owner: str, name: str, known: Mapping[str, Any]) -> None:
     """Raises ValueError for the name of a cost that a network does not have; `owner` asks for it."""
     if name not in known:
         raise ValueError(
-            f"{owner}: the network has no cost {name!r}{nearest(name, known) or '.'} It has "
+            f"{owner}: the network has no cost {name!r}{nearest(name, known)} It has "
             f"{', '.join(known) or 'none'}."
         )
 

@@ -69,8 +69,7 @@ class Relaxed(Recipe):
         ):
             if (value := getattr(self, name)) not in known:
                 raise ValueError(
-                    f"Relaxed: {name} is {value!r}, expected one of {', '.join(known)}"
-                    f"{nearest(value, known) or '.'}"
+                    f"Relaxed: {name} is {value!r}, expected one of {', '.join(known)}{nearest(value, known)}"
                 )
         check_counts(self, "every")
         check_counts(self, "start", least=0)

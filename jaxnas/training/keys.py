@@ -27,5 +27,5 @@ def stream(seed: int, name: str) -> jax.Array:
     """The typed key of one use of randomness, as "evolution", by the seed of a run."""
     check_seed(seed)
     if name not in _STREAMS:
-        raise ValueError(f"{name!r} is no use of randomness{nearest(name, _STREAMS) or '.'}")
+        raise ValueError(f"{name!r} is no use of randomness{nearest(name, _STREAMS)}")
     return jax.random.fold_in(jax.random.key(seed), _STREAMS.index(name))

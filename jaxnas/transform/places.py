@@ -122,6 +122,19 @@ def places_of(
     shared: Sequence[str],
 ) -> tuple[dict[str, Choice], tuple[Place, ...]]:
     """The decisions of a space, by name, and what they do; see `jaxnas.supernet`."""
+    for name, one in (*choices.items(), *decisions.items()):
+        kinds = Choice | Size | Skip | Depth if name in choices else Choice
+        if not isinstance(one, kinds):
+            raise TypeError(
+                f"{name!r} is {one!r}, expected a jaxnas.Choice, such as Choice(8, 16)"
+                f"{', or a Size, Skip() or Depth(...)' if name in choices else ''}."
+            )
+    shared = [shared] if isinstance(shared, str) else shared
+    for pattern in shared:
+        if pattern not in choices:
+            raise ValueError(
+                f"shared has {pattern!r}, which is no pattern of the choices{nearest(pattern, choices)}"
+            )
     named: dict[str, Choice] = dict(decisions)
     places: list[Place] = []
     for pattern, choice in choices.items():

@@ -30,7 +30,10 @@ def matching(traced: Traced, pattern: str) -> list[str]:
     level = pattern.count("/")
     found = [name for name in known if fnmatch.fnmatchcase(name, pattern) and name.count("/") == level]
     if not found:
-        raise ValueError(f"{pattern!r} matches no module{nearest(pattern, known)}")
+        raise ValueError(
+            f"{pattern!r} matches no module{nearest(pattern, known)} The modules are "
+            f"{', '.join(known) or 'none: name parts of a function by jax.named_scope'}."
+        )
     return found
 
 

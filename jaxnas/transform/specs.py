@@ -46,6 +46,13 @@ class LayoutSpec(StoredSpec):
         """Positions of the axes whose active part is their center."""
         return tuple(i for i, x in enumerate(self.layouts) if len(x) == 1 and x[0][0] in self.kernels)
 
+    def inner_sizes(self, axis: int) -> tuple[int, ...] | None:
+        """See `StoredSpec`."""
+        elastic, layout = dict(self.table_of), self.layouts[axis]
+        if any(not isinstance(x, Leaf) or (i and x.atom in elastic) for i, x in enumerate(layout)):
+            return None
+        return tuple(x.size for x in layout[1:])
+
     def mask(self, arch: dict[str, jax.Array]) -> jax.Array:
         """Which stored elements are active for a hard architecture: bool, broadcastable to the shape."""
         return self.mask_of({atom: table.at(arch) for atom, table in self.table_of}, self.gate.at(arch))
@@ -117,9 +124,9 @@ class TurnSpec:
         """All that depends on decisions."""
         return tuple(table for spec in self.specs for table in spec.tables)
 
-    def gated(self, gate: Table) -> TurnSpec:
-        """The annotation of a variable that is in use only where `gate` is 1, too."""
-        return dataclasses.replace(self, specs=tuple(spec.gated(gate) for spec in self.specs))
+    def inner_sizes(self, axis: int) -> tuple[int, ...] | None:
+        """See `StoredSpec`."""
+        return self.specs[0].inner_sizes(axis)
 
     def by_turn(self, arch: dict[str, Any]) -> dict[int, tuple[int, ...]]:
         """The shape for each turn that uses the variable, with an axis of turns of size 1."""

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import flax.linen as nn
 import jax
@@ -90,6 +90,11 @@ def supernet(
         )
     named, places = places_of(groups, choices, {**own, **(decisions or {})}, shared)
     net = in_form(Supernet(groups, Space(**named), places, "masked"), form)
+    if any(len(path) == 1 for path in groups.shapes):
+        raise ValueError(
+            f"The parameters of {groups.model.name} are one array; give them in a dict, as "
+            "{'kernel': array}."
+        )
     if verify:
         check_network(net, groups.inputs)
     return net
@@ -97,13 +102,16 @@ def supernet(
 
 def in_form(net: Supernet, form: Form) -> Supernet:
     """The network in another form; see `supernet`."""
+    if form not in get_args(Form):
+        forms = ", ".join(map(repr, get_args(Form)))
+        raise ValueError(f"{net.__name__}: form is {form!r}, expected one of {forms}.")
     if form == "auto":
         border = _BORDERS.get(jax.default_backend(), 0.5)
         form = "switch" if net.mean_products() < border else "masked"
     return dataclasses.replace(net, form=form)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Supernet:
     """A network whose sizes are chosen by an array at call time.
 
@@ -122,6 +130,9 @@ class Supernet:
     @property
     def __name__(self) -> str:
         return self.groups.model.name
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.__name__}, {self.space!r}, form={self.form!r})"
 
     def described(self) -> dict[str, Any]:
         """The record of the network in a run: its space and its places."""
@@ -228,7 +239,7 @@ class Supernet:
         sizes = self._sizes(traced, self._widths(arch), small)
         if symbolic:  # the leading axis of an export
             sizes = _with_batch(sizes, traced, rows[0].shape[0], small)
-        key = rngs.get("dropout", next(iter(rngs.values()))) if isinstance(rngs, dict) else rngs
+        key = rngs.get("dropout", next(iter(rngs.values()), None)) if isinstance(rngs, dict) else rngs
         key = jax.random.key(0) if key is None else key
         given = self._given(variables, sizes)
         cut = frozenset(sizes.sizes if small else sizes.widths or ())

@@ -253,3 +253,70 @@ def test_mistakes_are_named(attending, turned):
         (make(doubled, {"layer": Skip()}), ValueError, "results"),
         (lambda: net.apply(other, TOKENS, net.space.smallest()), ValueError, "positions"),
     )
+
+
+def test_what_is_given_in_a_wrong_form_is_named(attending):
+    net = jaxnas.supernet(attending, {"width": Choice(8, 16)}, verify=False)
+    variables, arch = net.init(KEY, TOKENS), net.space.smallest()
+    half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), variables)
+    product = jaxnas.analyze(lambda kernel, x: jnp.tanh(x @ kernel) @ kernel.T, jnp.ones((5, 8)), ROWS)
+
+    def make(choices, **options):
+        return lambda: jaxnas.supernet(attending, choices, verify=False, **options)
+
+    def called(variables, inputs):
+        return lambda: net.apply(variables, inputs, arch)
+
+    width = {"width": Choice(8, 16)}
+    refusals.check(
+        (make({"width": (8, 16)}), TypeError, "(8, 16)", "Choice"),
+        (make({"Block_*": Skip}), TypeError, "Block_*", "Skip()"),
+        (make(width, decisions={"ratio": 4}), TypeError, "'ratio'", "Choice"),
+        (make(width, shared=["wdth"]), ValueError, "'wdth'", "'width'"),
+        (make(width, form="swich"), ValueError, "'swich'", "'switch'"),
+        (called(variables, TOKENS[None]), ValueError, "int32[2, 6]", "int32[1, 2, 6]"),
+        (called(variables["params"], TOKENS), ValueError, "{'params': params}"),
+        (called(half, TOKENS), ValueError, "float32", "bfloat16"),
+        (lambda: jaxnas.cost(net, TOKENS)({"width": 8}), ValueError, "'width'", "from_dict"),
+        (lambda: jaxnas.extract(net, variables, arch, verify=TOKENS[0]), ValueError, "int32[2, 6]"),
+        (lambda: jaxnas.analyze(Attending, variables, TOKENS), TypeError, "Attending"),
+        (lambda: jaxnas.analyze(Attending(), variables, ROWS), ValueError, "float32[3, 5]"),
+        (lambda: jaxnas.supernet(product, {"*": Choice(4, 8)}), ValueError, "{'kernel': array}"),
+    )
+    assert len(repr(net)) < 200
+
+
+def test_parameters_of_a_function_may_be_a_list():
+    groups = jaxnas.analyze(
+        lambda w, x: jnp.tanh(x @ w[0]) @ w[1], [jnp.ones((5, 8)), jnp.ones((8, 2))], ROWS
+    )
+    net = jaxnas.supernet(groups, {"*": Choice(4, 8)})
+    variables, arch = {"params": [jnp.full((5, 8), 0.1), jnp.ones((8, 2))]}, net.space.smallest()
+    assert jaxnas.extract(net, variables, arch, verify=ROWS).error < 1e-5
+    promises.close(
+        net.apply(variables, ROWS, arch, rngs={}), jnp.tanh(ROWS @ jnp.full((5, 4), 0.1)) @ jnp.ones((4, 2))
+    )
+
+
+class Averaged(nn.Module):
+    """Statistics of a module that takes the argument of `nn.BatchNorm`."""
+
+    @nn.compact
+    def __call__(self, x, use_running_average=True):
+        x = nn.BatchNorm(use_running_average=use_running_average)(nn.Dense(4)(x))
+        return nn.Dense(2)(jnp.tanh(x))
+
+
+def test_statistics_are_made_from_stacked_batches():
+    net = jaxnas.supernet(
+        jaxnas.analyze(Averaged(), Averaged().init(KEY, ROWS), ROWS), {"Dense_0/hidden": Choice(2, 4)}
+    )
+    batches, variables = 1 + jnp.stack([ROWS, -ROWS]), net.groups.model.variables
+    made = jaxnas.extract(net, variables, net.space.largest(), inputs=ROWS, batches=batches).variables[
+        "batch_stats"
+    ]
+    mean = batches.reshape(-1, 5).mean(0) @ variables["params"]["Dense_0"]["kernel"]
+    promises.close(made["BatchNorm_0"]["mean"], mean)
+    for wrong in (ROWS, [ROWS, -ROWS]):
+        with pytest.raises(ValueError, match="stack"):
+            jaxnas.extract(net, variables, net.space.largest(), inputs=ROWS, batches=wrong)
