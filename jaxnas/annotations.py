@@ -28,9 +28,8 @@ from jaxnas.elastic.mixture import Mixture
 from jaxnas.elastic.parameter import ANNOTATIONS, CHOICES, ELASTIC_SCOPE, MACS, SPECS, ParameterSpec
 from jaxnas.elastic.width import Table, combine, constant, width
 from jaxnas.inputs import calling, one_example
-from jaxnas.tensors import flatten, without_sown
+from jaxnas.tensors import Path, flatten, without_sown
 
-Path = tuple[str, ...]
 _LARGEST_TABLE = 1 << 18
 _CALL = "jaxnas_call_"  # named scope of a call of a module's method, with its number
 

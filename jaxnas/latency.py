@@ -108,7 +108,7 @@ class LatencyTable:
             raise ValueError(
                 f"{source} was measured on {self.device}, and this is {here}. Measure it here: delete the "
                 "file, or take another workdir. For a network of that device give its cost yourself: "
-                "runs.Lab(costs=table.cost(net.space))."
+                "runs.Lab(cost=table.cost(net.space))."
             )
 
     def save(self, path: str | os.PathLike) -> None:

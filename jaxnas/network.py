@@ -48,7 +48,10 @@ def check_contract(net: Any) -> None:
     if all(hasattr(net, part) for part in ("space", "init", "apply", "clone", "annotations")):
         return  # says all by itself, as `jaxnas.supernet` does
     if not isinstance(net, nn.Module):
-        raise TypeError(f"A network is a Flax module (flax.linen.Module) with a field `space`; got a {name}.")
+        saved = " Load it as one: jaxnas.load_subnet(folder, module=net)." if hasattr(net, "exported") else ""
+        raise TypeError(
+            f"A network is a Flax module (flax.linen.Module) with a field `space`; got a {name}.{saved}"
+        )
     if not isinstance(getattr(net, "space", None), Space):
         raise TypeError(
             f"{name} has no search space. Give the module a field `space: jaxnas.Space`, and read its "

@@ -153,7 +153,7 @@ def test_mistakes_are_refused(tmp_path):
         (lambda: other.cost(SPACE), ValueError, "'feed_forward'", "'block[0]'", "'identity'"),
         (lambda: fewer.cost(SPACE), ValueError, "'block[2]'", "another space"),
         (lambda: blocks.cost(SPACE), ValueError, "'width'", "another space"),
-        (lambda: there.check_device(), ValueError, "TPU v4", jax.devices()[0].device_kind, "Lab(costs="),
+        (lambda: there.check_device(), ValueError, "TPU v4", jax.devices()[0].device_kind, "Lab(cost="),
         *map(loaded, ("{}", json.dumps({"format": 1}), '{"format": 2, "choice": "block"}', "3", "{")),
         (lambda: latency.load(tmp_path / "none.json"), FileNotFoundError, "none.json"),
     )

@@ -66,7 +66,7 @@ def finish(
     check_task(task)
     results.check_names(named or {}, found.others)
     space, root, mesh = net.space, lab.root, lab.mesh
-    costs = lab.costs or cost(net, task.inputs)
+    costs = lab.cost or cost(net, task.inputs)
     spaces = read_spaces(root)
     roles = tuple(role for role in ("search", "test") if role in task.sizes)
     supernet = {role: make_evaluator(task, net, role, mesh=mesh) for role in roles}
@@ -131,8 +131,8 @@ def search_and_finish(task: Task, net: nn.Module, variables: Any, settings: Sear
     root = lab.root
     if settings.ranked:  # before a long search
         lab.training_alone(f"search.ranked is {settings.ranked}")
-    costs = lab.costs or costs_with_latency(task, net, settings.latency, root)
-    lab = dataclasses.replace(lab, costs=costs)
+    costs = lab.cost or costs_with_latency(task, net, settings.latency, root)
+    lab = dataclasses.replace(lab, cost=costs)
     found = search_space(task, net, variables, settings, lab)
     trained = trained_by(root)
     config = {
@@ -178,7 +178,7 @@ def retrain(
     """
     space, root, training, seed = net.space, lab.root, lab.training_alone("retrain"), lab.seed
     mesh = training.mesh()
-    costs = lab.costs or cost(net, task.inputs)
+    costs = lab.cost or cost(net, task.inputs)
     small, start = net.clone(space=space.fix(arch)), None
     host = None if variables is None else processes.on_host(variables)
     if host is not None:

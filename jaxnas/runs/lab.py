@@ -25,7 +25,7 @@ class Lab:
       seed: of everything random.
       alone: how an architecture is trained alone, as finalists, rankings and retrainings ask for.
       mesh: of the devices that evaluate, None for all; trainings use those of their settings.
-      costs: of architectures; None for parameters, products and the latency that `Search.latency` asks for.
+      cost: of architectures; None for parameters, products and the latency that `Search.latency` asks for.
       workers: trainings alone on workers, by kind ("trials", "alone"); without one they run here, in turn.
       config: plain values that describe the run, recorded with its results.
       log: `jaxnas.trackers`, which figures of trainings and searches, the networks of the result and the page
@@ -36,7 +36,7 @@ class Lab:
     seed: int = 0
     alone: Training | None = None
     mesh: Mesh | None = None
-    costs: Cost | None = None
+    cost: Cost | None = None
     workers: Mapping[str, Calls | None] = dataclasses.field(default_factory=dict)
     config: Mapping[str, Any] | None = None
     log: Iterable[Any] = trackers.NONE

@@ -92,7 +92,7 @@ def search_space(
     check_task(task)
     check_complete(lab.workdir, settings)
     space, workdir = net.space, lab.workdir
-    costs = lab.costs or costs_with_latency(task, net, settings.latency, workdir)
+    costs = lab.cost or costs_with_latency(task, net, settings.latency, workdir)
     reach = search.reachable(space, costs)
     bounds = settings.bounds(reach)
     check_bounds(space, costs, bounds)

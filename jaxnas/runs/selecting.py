@@ -93,7 +93,7 @@ def select(
             method, probabilities, state.evaluated(), evaluate(), tuner, clock, lab
         )
     else:
-        drawn = _draw(method, recipe, space, logits, lab.costs or cost(net, task.inputs), seed)
+        drawn = _draw(method, recipe, space, logits, lab.cost or cost(net, task.inputs), seed)
         with clock.part("evaluation"):
             supernet = evaluate().scores(state.evaluated(), drawn.archs)
         told: list[tuple[float, ...]] = [()] * len(supernet)

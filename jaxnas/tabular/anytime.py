@@ -67,11 +67,11 @@ def at_seconds(curves: np.ndarray, spent: np.ndarray, seconds: np.ndarray) -> np
     return np.stack(values).astype(np.float32)
 
 
-def spent_seconds(table: Table, codes: np.ndarray, metric: str = "training_seconds") -> np.ndarray:
+def spent_seconds(table: Table, codes: np.ndarray) -> np.ndarray:
     """The seconds, NaN counting as 0, that evaluations took up to and with each of them; float64 [S, N]."""
     rows = _rows(table, codes)
     there = (codes[..., 0] >= 0) & (rows >= 0)
-    seconds = np.where(there, table.metrics[metric][np.maximum(rows, 0)], 0)
+    seconds = np.where(there, table.metrics["training_seconds"][np.maximum(rows, 0)], 0)
     return np.cumsum(np.nan_to_num(seconds), axis=1, dtype=np.float64)
 
 
