@@ -186,7 +186,7 @@ def test_verification_allows_for_rounding_that_a_network_amplifies(monkeypatch):
         inputs = jax.random.normal(KEY, shape)
         groups = jaxnas.analyze(make(), inputs=inputs)
         choices = {group.name: options(group) for group in groups if group.kind == "channels"}
-        net = jaxnas.supernet(groups, choices, verify=False)
+        net = jaxnas.supernet(groups, choices, form="masked", verify=False)
         variables, arch = groups.model.variables, net.space.sample(KEY)
         monkeypatch.setattr("jaxnas.subnet.TOLERANCE", 1e-7)  # less than the error on any processor
         assert 1e-7 < jaxnas.extract(net, variables, arch, verify=inputs).error < 1e-3
