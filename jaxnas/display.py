@@ -56,5 +56,7 @@ def frame(rows: Rows) -> Any:
     try:
         pandas = importlib.import_module("pandas")
     except ImportError as error:
-        raise ImportError("to_pandas needs pandas: pip install pandas") from error
+        raise ImportError(
+            f"to_pandas needs pandas, which cannot be imported ({error}): pip install pandas"
+        ) from error
     return pandas.DataFrame.from_records([dict(row) for row in rows])

@@ -102,7 +102,7 @@ def extract(
         whose statistics nothing has made, as after `jaxnas.training.fit`, needs them.
       rebuild: of a network of `jaxnas.supernet`, from the sizes of its groups by name (a tuple in a scan, 0
         or 1 for a module, options of the module's own decisions) to a module of its own class, which is
-        returned with the weights, and compared with the supernet; needs `verify`.
+        returned with the weights (of NNX in evaluation mode) and compared with the supernet; needs `verify`.
 
     Returns:
       The network, its variables and, with `verify`, the error.
@@ -145,9 +145,16 @@ def extract(
     if error > tolerance == TOLERANCE:
         tolerance = max(tolerance, min(ROUNDINGS * _rounding(apply, small_variables, verify), MOST_ROUNDING))
     if not error <= tolerance:
+        which, reason = "extracted network", "one of them was given other parameters or has a defect"
+        if rebuild is not None:
+            which, reason = (
+                "rebuilt module",
+                "its parameters fit, so a number that it computes, such as a scale or num_groups, doesn't "
+                "follow the sizes; without rebuild= the extracted network is compared",
+            )
         raise ValueError(
-            f"The extracted network differs from the supernet by {error:.2e} (relative), more than "
-            f"{tolerance:.1g}; one of them was given other parameters or has a defect."
+            f"The {which} differs from the supernet by {error:.2e} (relative), more than {tolerance:.1g}: "
+            f"{reason}."
         )
     return Subnet(small, small_variables, error)
 

@@ -295,7 +295,7 @@ def analyze(model: Any, variables: Any = None, inputs: Any = None) -> Groups:
     """
     if inputs is None:
         raise TypeError(
-            "analyze needs inputs: a pytree of arrays or jax.ShapeDtypeStruct with a leading batch axis."
+            "analyze takes a model, its variables and inputs with a leading batch axis; got no inputs."
         )
     pure = model_of(model, variables)
     example = specification(inputs)

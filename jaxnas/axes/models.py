@@ -168,11 +168,14 @@ def _nnx(module: Any) -> Model:
             else found.get(path, x)
             for number, (path, x) in enumerate(initial.items())
         ]
-        return nnx.merge(graph, jax.tree.unflatten(structure, leaves))
+        made = nnx.merge(graph, jax.tree.unflatten(structure, leaves))
+        made.eval()
+        return made
 
     def call(variables: Variables, inputs: Any, key: jax.Array, train: bool) -> tuple[Any, Updates]:
         model, found = load(variables, key), flatten(variables)
-        model.train() if train else model.eval()
+        if train:
+            model.train()
         positional, named = arguments(type(module).__call__, inputs)
         with _named(model, _nnx_modules):
             options = given(type(module).__call__, key, train, rngs=nnx.Rngs(key))

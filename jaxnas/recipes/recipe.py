@@ -202,9 +202,10 @@ class Gradients:
 def check_cost(owner: str, name: str, known: Mapping[str, Any]) -> None:
     """Raises ValueError for the name of a cost that a network does not have; `owner` asks for it."""
     if name not in known:
+        measured = " Give search.latency, the rows of a batch that is timed." if name == "latency_ms" else ""
         raise ValueError(
             f"{owner}: the network has no cost {name!r}{nearest(name, known)} It has "
-            f"{', '.join(known) or 'none'}."
+            f"{', '.join(known) or 'none'}.{measured}"
         )
 
 

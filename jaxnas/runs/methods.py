@@ -210,7 +210,7 @@ class Search:
         check_counts(self, "latency", "ranked", least=0, group=group)
         check_counts(self, "ranked_steps", "limit", none=True, group=group)
         check_numbers(self, "least", "most", none=True, group=group)
-        check_numbers(self, "most_share", above=0, none=True, group=group)
+        check_numbers(self, "most_share", above=0, most=1, none=True, group=group)
         if self.ranked == 1:
             raise ValueError("search.ranked is 1, expected 0, or at least 2 architectures to compare.")
         if self.most is not None and self.most_share is not None:

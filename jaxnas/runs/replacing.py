@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -17,13 +18,14 @@ from jaxnas.cost import Cost
 from jaxnas.recipes.distillation import kl
 from jaxnas.report.result import Budgeted, ReplacementsOf
 from jaxnas.search.bounds import check_bounds
-from jaxnas.search.knapsack import Replacements
+from jaxnas.search.knapsack import Replacements, not_a_sum
 from jaxnas.search.random_search import Listed
 from jaxnas.space import Arch
 from jaxnas.tasks import Metric, Task
 from jaxnas.tasks.task import Batch, Call, Sums, check_predicts
 from jaxnas.training.evaluate import calibrated
 
+_log = logging.getLogger(__name__)
 METRIC = Metric("kl", "nats", "min", lambda sums: sums["kl"] / sums["predictions"])
 
 
@@ -96,6 +98,9 @@ class Replacing:
     def strategies(self, cost: Cost, bounds: Any, samples: int, batch: int) -> dict[str, Any]:
         """The evaluation of all replacements, and random search within the bounds if it has `samples`."""
         space, pool = self.replaced.space, search.Pool(self.replaced.codes)
+        for name in bounds:
+            if fault := not_a_sum(self.replaced, cost, name):
+                _log.warning("%s The combination that is found may be refused for that.", fault)
         listed = Listed(space, cost, given=pool, batch=batch, name="replacements")
         if not samples:
             return {"found": listed}

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from jaxnas import counting
+from jaxnas.choice import element_name
 from jaxnas.counting import Element
 from jaxnas.search import bounds as bounds_lib
 from jaxnas.search.bounds import Cost
@@ -137,21 +138,54 @@ def knapsack(replaced: Replacements, scores: Any, cost: Cost, bounds: Any) -> Ar
             f"No combination of replacements keeps the bounds: {_ranges(replaced, change, costs, limits)}."
         )
     picked = 1 + np.flatnonzero(found.x > 0.5)
+    for name, *_ in limits:
+        if fault := not_a_sum(replaced, cost, name, picked):
+            raise ValueError(fault)
+    return _joined(replaced, picked)
+
+
+def not_a_sum(replaced: Replacements, cost: Cost, name: str, rows: Sequence[int] | None = None) -> str:
+    """The places whose costs do not add up to that of the network with all replacements; "" if all do.
+
+    Args:
+      replaced, cost: see `knapsack`.
+      name: of the cost.
+      rows: of the replacements; None for the last of each place.
+    """
+    places, of = replaced.places, _costs_of(replaced, cost)[name]
+    picked = [*{place: row for row, place in enumerate(places) if row}.values()] if rows is None else [*rows]
+
+    def gap(*picked: int) -> float:
+        """How far apart the two are, beyond the rounding of costs in float32."""
+        slack = 1e-6 * (1 + len(picked)) * float(np.abs(of).max())
+        now = float(np.asarray(cost(_joined(replaced, picked))[name]))
+        return max(abs(now - of[0] - sum(of[row] - of[0] for row in picked)) - slack, 0)
+
+    if not gap(*picked):
+        return ""
+    pairs = (pair for pair in itertools.combinations(picked, 2) if gap(*pair))
+    which = " and ".join(_label(replaced, row) for row in next(pairs, picked[:1]))
+    return (
+        f"{name} does not add up over the places, such as those of {which}. Decisions that change each "
+        "other's cost belong in one place, and a width of the whole network in none; skip either layers or "
+        "the attentions and MLPs in them."
+    )
+
+
+def _joined(replaced: Replacements, picked: Sequence[int]) -> Arch:
+    """The architecture with several replacements."""
     code = base = replaced.codes[0]
     for row in picked:
         code = np.where(replaced.codes[row] != base, replaced.codes[row], code)
-    arch = replaced.space.decode(code)
-    now: dict[str, Any] = dict(cost(arch))
-    for name, *_ in limits:
-        expected = costs[name][0] + change[name][picked].sum()
-        slack = 1e-6 * (1 + len(picked)) * float(np.abs(costs[name]).max())  # costs may be float32
-        if abs(float(now[name]) - expected) > slack:
-            raise ValueError(
-                f"{name} does not add up over the places: the network has {float(now[name]):g}, and the "
-                f"sum is {expected:g}. Decisions that change each other's cost belong in one place, and a "
-                "width of the whole network in none."
-            )
-    return arch
+    return replaced.space.decode(code)
+
+
+def _label(replaced: Replacements, row: int) -> str:
+    """The first decision that a replacement changes."""
+    names = [
+        (name, choice, i) for name, choice in replaced.space.decisions for i in range(math.prod(choice.shape))
+    ]
+    return repr(element_name(*names[int(np.argmax(replaced.codes[row] != replaced.codes[0]))]))
 
 
 @functools.lru_cache(maxsize=8)  # other bounds are other calls

@@ -11,6 +11,7 @@ import flax.linen as nn
 import jax
 
 from jaxnas.axes.models import model_of, paths
+from jaxnas.choice import nearest
 from jaxnas.tensors import Path, unflatten
 from jaxnas.transform.supernet import Supernet
 
@@ -27,7 +28,14 @@ def rebuilt(
       ValueError: a module with other variables, or a function.
     """
     sizes = small.sizes()
-    module = rebuild(sizes)
+    try:
+        module = rebuild(sizes)
+    except KeyError as error:
+        if (name := error.args[0]) in sizes or not isinstance(name, str):
+            raise
+        raise ValueError(
+            f"rebuild reads the size {name!r}{nearest(name, sizes)} There are {', '.join(sizes)}."
+        ) from error
     if inspect.isfunction(module):
         raise ValueError(
             f"rebuild returned the function {module.__name__}, expected a module of Flax Linen, Flax NNX or "
@@ -46,7 +54,8 @@ def rebuilt(
         if given != wanted:
             raise ValueError(
                 f"rebuild: {'/'.join(path)} has the shape {wanted} in the module and {given} in the "
-                f"extracted network. The sizes are {sizes}."
+                f"extracted network. The sizes are {sizes}; one that the class computes from another needs "
+                "an argument of its own."
             )
     key = jax.random.key(0)
     return model.load(tree), tree, lambda variables, inputs: model.call(variables, inputs, key, False)[0]

@@ -82,6 +82,8 @@ def test_mistakes():
     def pick(*names, scores=scores, cost=cost, **bounds):
         return lambda: search.knapsack(replaced, scores, cost, bounds), ValueError, *names
 
+    alone = search.replacements(SPACE, places=[])
+
     def product(arch):
         return {"params": (1 + arch["width"]).prod() * (1 + arch["head"])}
 
@@ -92,5 +94,6 @@ def test_mistakes():
         pick("scores", "11", "(10,)", scores=scores[1:]),
         pick("scores", "finite", scores=scores * np.nan),
         pick("'macs'", "params", macs=(0, 1)),
-        pick("params", "add up", cost=product, params=(10, 20)),
+        pick("params", "add up", "'width[1]'", "'width[2]'", cost=product, params=(10, 20)),
+        (lambda: search.knapsack(alone, [0.0], cost_of(0), {}), ValueError, "one option"),
     )
