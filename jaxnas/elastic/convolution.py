@@ -9,11 +9,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+from collections.abc import Mapping
 from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from jaxnas.elastic.layers import Initializer
@@ -98,6 +100,18 @@ def _of_kernel_backward(
 convolve.defvjp(_given(convolve), _convolve_backward)
 _of_x.defvjp(_given(_of_x), _of_x_backward)
 _of_kernel.defvjp(_given(_of_kernel), _of_kernel_backward)
+
+
+def convolve_as(parameters: Mapping[str, Any], x: jax.Array, kernel: jax.Array) -> jax.Array | None:
+    """`convolve` by the parameters of a `conv_general_dilated`; None where it is another operation."""
+    (rows, channels, *places), (outs, ins, *window), out = parameters["dimension_numbers"]
+    dilated = any(step > 1 for name in ("lhs_dilation", "rhs_dilation") for step in parameters[name])
+    others = parameters["batch_group_count"] > 1 or parameters["precision"] is not None
+    if len(places) != 2 or dilated or others or parameters["preferred_element_type"] is not None:
+        return None
+    static = parameters["window_strides"], parameters["padding"], parameters["feature_group_count"]
+    y = convolve(static, x.transpose(rows, *places, channels), kernel.transpose(*window, ins, outs))
+    return y.transpose(np.argsort((out[0], *out[2:], out[1])))
 
 
 @dataclasses.dataclass(frozen=True)

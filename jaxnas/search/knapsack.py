@@ -137,7 +137,7 @@ def knapsack(replaced: Replacements, scores: Any, cost: Cost, bounds: Any) -> Ar
         raise ValueError(
             f"No combination of replacements keeps the bounds: {_ranges(replaced, change, costs, limits)}."
         )
-    picked = 1 + np.flatnonzero(found.x > 0.5)
+    picked = (1 + np.flatnonzero(found.x > 0.5)).tolist()
     for name, *_ in limits:
         if fault := not_a_sum(replaced, cost, name, picked):
             raise ValueError(fault)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -21,7 +21,7 @@ from jax import lax
 from jaxnas.axes.program import CUSTOM, REMAT, Constant, Operation, Program, Value
 from jaxnas.axes.rules import CREATED, CUMULATIVE, ELEMENTWISE, REDUCTIONS, SORTED, reduced
 from jaxnas.axes.ties import atoms_of, size_of
-from jaxnas.elastic.convolution import convolve
+from jaxnas.elastic.convolution import convolve_as
 from jaxnas.elastic.width import Width
 from jaxnas.transform.segments import Segment, run_segment, segments
 from jaxnas.transform.sizes import NONE, Atoms, Region, Sizes, State, Turns, place_of, zeros_of, zeros_of_body
@@ -165,7 +165,7 @@ def _operation(op: Operation, state: State, sizes: Sizes) -> None:
     else:
         parameters = _resized(op, values, sizes) if sizes.small else op.eqn.params
         convolves = sizes.branched and op.name == "conv_general_dilated"
-        made = _convolved(values, parameters) if convolves else None
+        made = convolve_as(parameters, *values) if convolves else None
         results = op.bind(values, parameters) if made is None else [made]
     _count(op, state, sizes)
     zeros = NONE if sizes.small else zeros_of(op, state, sizes)
@@ -266,19 +266,6 @@ def _with_neutral(op: Operation, values: list[Any], state: State, sizes: Sizes) 
     if neutral == 0 and not isinstance(neutral, bool):
         needed -= state.zeros(op.ins[0], sizes)
     return [sizes.mask(values[0], chosen, neutral), *values[1:]] if needed else values
-
-
-def _convolved(values: Sequence[Any], parameters: Mapping[str, Any]) -> jax.Array | None:
-    """A convolution of images by `elastic.convolution.convolve`; None where that cannot compute it."""
-    spatial = parameters["dimension_numbers"].lhs_spec[2:]
-    dilated = any(x > 1 for name in ("lhs_dilation", "rhs_dilation") for x in parameters[name])
-    others = parameters["batch_group_count"] > 1 or parameters["precision"] is not None
-    if len(spatial) != 2 or dilated or others or parameters["preferred_element_type"] is not None:
-        return None
-    (rows, channels, *places), (outs, ins, *window), out = parameters["dimension_numbers"]
-    static = parameters["window_strides"], parameters["padding"], parameters["feature_group_count"]
-    x, kernel = values[0].transpose(rows, *places, channels), values[1].transpose(*window, ins, outs)
-    return convolve(static, x, kernel).transpose(np.argsort((out[0], *out[2:], out[1])))
 
 
 def _resized(op: Operation, values: list[Any], sizes: Sizes) -> dict[str, Any]:
