@@ -288,7 +288,7 @@ class _AtSizes:
     def __call__(self, *operands: jax.Array, sizes: Mapping[str, int], keep: elastic.Keep) -> Any:
         local = self.local
         at = {atom: sizes[f"a{atom}"] for atom in local.atoms}
-        small = Sizes(local.layouts, at, None, {}, {}, branched=True)
+        small = Sizes(local.layouts, at, None, {}, {})
         pairs = zip(local.segment.ins, operands, strict=True)
         state = self._state([joined(x, local.layouts[one], at) for one, x in pairs])
         for op in local.segment.operations:

@@ -81,7 +81,6 @@ class Sizes:
       kernels: the atoms of kernels of convolutions, whose active part is their center.
       widths: of elastic atoms, in the form `switch`.
       switched_gates: of regions, in the form `switch`.
-      branched: whether this is a branch of a conditional, where XLA:CPU has few fast convolutions.
       turns: by the identity of a scan. Outside of it, what has an atom by turn has an axis of turns, too.
     """
 
@@ -94,7 +93,6 @@ class Sizes:
     widths: Mapping[int, Width] | None = None
     switched_gates: Mapping[Region, Width] = dataclasses.field(default_factory=dict)
     turns: Mapping[int, Turns] = dataclasses.field(default_factory=dict)
-    branched: bool = False
 
     @property
     def small(self) -> bool:
