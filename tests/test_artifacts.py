@@ -159,6 +159,23 @@ def test_a_network_of_the_users_own_is_saved_and_exported_and_broken_weights_are
     )
 
 
+def test_names_of_tensors_keep_slashes_within_parts(tmp_path):
+    names = ("mlp/~/linear_0", "100%2F"), ("plain", "w")
+    weights = {names[0][0]: {names[0][1]: jnp.ones((4, 8))}, "plain": {"w": jnp.ones((8, 2))}}
+
+    def mlp(given, x):
+        return jnp.tanh(x @ given[names[0][0]][names[0][1]]) @ given["plain"]["w"]
+
+    rows = jnp.ones((2, 4))
+    net = jaxnas.supernet(jaxnas.analyze(mlp, weights, rows), {"*": jaxnas.Choice(4, 8)}, form="masked")
+    small, variables, _ = jaxnas.extract(net, {"params": weights}, net.space.smallest(), verify=rows)
+    artifacts.save_subnet(tmp_path, small, variables, rows)
+    for module in (net, None):
+        loaded, same = artifacts.load_subnet(tmp_path, module=module)
+        assert bits(same) == bits(variables)
+        np.testing.assert_allclose(loaded.apply(same, rows), small.apply(variables, rows), rtol=1e-6)
+
+
 def test_what_cannot_be_saved_is_refused_and_leaves_nothing(tmp_path):
     class ViT(Everything):
         pass

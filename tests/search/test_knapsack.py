@@ -71,6 +71,21 @@ def test_the_choice_is_that_of_brute_force():
     assert 0 < refused < 100
 
 
+def test_costs_in_float32_add_up():
+    """Each of many changes is rounded as the whole is."""
+    space = Space(block=Choice(0, 1, 2).repeat(200))
+    table = jnp.asarray(np.random.default_rng(0).uniform(1, 3, (200, 3)), jnp.float32)
+    replaced = search.replacements(space)
+
+    @jax.jit
+    def cost(arch):
+        return {"ms": table[jnp.arange(200), arch["block"]].sum() / 1e3}
+
+    scores = np.random.default_rng(1).normal(size=len(replaced.codes))
+    arch = search.knapsack(replaced, scores, cost, {"ms": (None, 0.38)})
+    assert float(cost(arch)["ms"]) < 0.3801
+
+
 def test_mistakes():
     replaced = search.replacements(SPACE)
     scores, cost = np.zeros(len(replaced.codes)), cost_of(0)
