@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from jaxnas import processes, search
-from jaxnas.cost import Cost, cost
+from jaxnas.cost import cost
 from jaxnas.recipes import relaxations
 from jaxnas.recipes.recipe import Recipe, TrainState
 from jaxnas.recipes.relaxed import Relaxed
@@ -93,7 +93,7 @@ def select(
             method, probabilities, state.evaluated(), evaluate(), tuner, clock, lab
         )
     else:
-        drawn = _draw(method, recipe, space, logits, lab.cost or cost(net, task.inputs), seed)
+        drawn = _draw(method, recipe, task, net, logits, lab)
         with clock.part("evaluation"):
             supernet = evaluate().scores(state.evaluated(), drawn.archs)
         told: list[tuple[float, ...]] = [()] * len(supernet)
@@ -192,18 +192,18 @@ def _evaluations(space: Space, method: Perturbation) -> int:
     return sum(left + 1 for left in range(least, blocks + 1))
 
 
-def _draw(method: Sampling, recipe: Recipe, space: Any, logits: Arch, costs: Cost, seed: int) -> Candidates:
-    relative, low, high = None, None, None
+def _draw(method: Sampling, recipe: Recipe, task: Task, net: nn.Module, logits: Arch, lab: Lab) -> Candidates:
+    space, relative, low, high = net.space, None, None, None
     if isinstance(recipe, Relaxed) and recipe.cost is not None:
-        relative = recipe.relative_cost(space, costs)
+        relative = recipe.relative_cost(space, lab.cost or cost(net, task.inputs))
         low, high = (1 - method.slack) * recipe.target, recipe.target
     return candidates(
         space,
         logits,
-        stream(seed, "selection"),
+        stream(lab.seed, "selection"),
         method.samples,
         explore=method.explore,
-        explore_key=stream(seed, "exploration"),
+        explore_key=stream(lab.seed, "exploration"),
         cost=relative,
         low=low,
         high=high,

@@ -227,9 +227,11 @@ def _described(value: Any, module: str | None, seen: set[types.CodeType]) -> Any
         return _described(value.func, module, seen), _described(given, module, seen)
     function = _function(value) if callable(value) else value
     code = getattr(function, "__code__", None)
-    name = (getattr(function, "__qualname__", type(value).__qualname__), *_fields(value, module, seen))
+    name = getattr(function, "__qualname__", type(value).__qualname__)
+    fields = tuple(_fields(value, module, seen))
+    name = (name, *fields) if fields else name
     if code is None or code in seen or function.__module__ != module:
-        return name if len(name) > 1 else name[0]
+        return name
     seen.add(code)
     try:
         outer = inspect.getclosurevars(function)
@@ -240,8 +242,7 @@ def _described(value: Any, module: str | None, seen: set[types.CodeType]) -> Any
     defaults = (*(function.__defaults__ or ()), *sorted((function.__kwdefaults__ or {}).items()))
     documented = code.co_consts[:1] == (function.__doc__,)
     code = code.replace(co_consts=(None, *code.co_consts[1:])) if documented else code
-    parts = (code, defaults, tuple(read))
-    return name if len(name) > 1 else name[0], *(_described(one, module, seen) for one in parts)
+    return name, *(_described(one, module, seen) for one in (code, defaults, tuple(read)))
 
 
 def _fields(value: Any, module: str | None, seen: set[types.CodeType]) -> Iterator[Any]:

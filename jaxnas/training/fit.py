@@ -140,11 +140,17 @@ def _train(
     if complete:
         return Trained(state, True, store.times() or clock.shares(steps=0))
     watch, calls = make_watch(setup), several(step)
-    done, last, flags = start, False, []
+    done, last, flags = start, False, list[Any]()
 
     def record(values: dict[str, Any]) -> None:
         store.write(RECORDS, values)
         log.record(values)
+
+    def checked(metrics: Mapping[str, Any]) -> dict[str, float]:
+        """The metrics of a step as numbers, after the losses of all steps since the last check."""
+        store.check_steps(setup, flags)
+        flags.clear()
+        return {name: float(value) for name, value in metrics.items()}
 
     with (
         Progress(training.steps, start) as shown,
@@ -165,8 +171,7 @@ def _train(
             logs = done % training.log_every == 0 or last
             if logs or saves:
                 with clock.part("step"):
-                    store.check_steps(setup, flags)
-                    values, flags = {name: float(value) for name, value in metrics.items()}, []
+                    values = checked(metrics)
                 if logs:
                     record({"step": done, "split": "train", **values})
                     store.write(LAPS, {"step": done, **clock.lap()})
@@ -179,9 +184,7 @@ def _train(
                     watched = {"step": done, **watch(state)}
                 score, last = score_of(setup.task, watched), last or setup.recipe.done(watched)
                 if last and flags:  # the recipe has ended it between two records
-                    store.check_steps(setup, flags)
-                    values, flags = {name: float(value) for name, value in metrics.items()}, []
-                    record({"step": done, "split": "train", **values})
+                    record({"step": done, "split": "train", **checked(metrics)})
                 if len(watched) > 1:
                     record(watched)
             if last and store.course.bad:

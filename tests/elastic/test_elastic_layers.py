@@ -11,12 +11,14 @@ import numpy as np
 import promises
 import pytest
 import tiers
+from jax import lax
 from small_nets import difference, jit, normal, take
 from user_networks import Elastic
 
 from jaxnas import Choice, Space
 from jaxnas.elastic import Attention, BatchNorm, Conv, Decisions, Dense, Embedding, fixed, width
 from jaxnas.elastic.convolution import center as center
+from jaxnas.elastic.convolution import convolve_as
 from jaxnas.elastic.width import Decision
 
 torch = pytest.importorskip("torch")
@@ -298,3 +300,35 @@ def test_embeddings_are_rows_of_the_table():
     np.testing.assert_array_equal(y, np.asarray(table)[np.asarray(tokens)] * np.array([1, 1, 0], np.float32))
     np.testing.assert_array_equal(gradient, [[0, 0, 0], [2, 2, 0], [0, 0, 0], [1, 1, 0]])
     assert np.isnan(np.asarray(beyond)[0, 1, :2]).all()
+
+
+def test_a_convolution_by_the_parameters_of_jaxs_has_its_value_and_gradients():
+    """In any layout, with strides, uneven padding and groups; None for what it does not compute."""
+    nhwc, nchw = ("NHWC", "HWIO", "NHWC"), ("NCHW", "OIHW", "NCHW")
+    x, kernel = normal(2, 7, 6, 4), normal(3, 2, 4, 8)
+    cases = (
+        (nhwc, {"padding": "SAME"}, 1),
+        (nchw, {"padding": ((1, 0), (2, 1)), "window_strides": (2, 1)}, 1),
+        (nchw, {"padding": "VALID"}, 2),
+        (nhwc, {"padding": "SAME", "window_strides": (2, 2)}, 4),
+        (("CHWN", "IHWO", "HWNC"), {"padding": "SAME"}, 1),
+    )
+    for layout, given, groups in cases:
+        arrays = [
+            jnp.transpose(one, [usual.index(axis) for axis in own])
+            for one, usual, own in ((x, "NHWC", layout[0]), (kernel[:, :, : 4 // groups], "HWIO", layout[1]))
+        ]
+        given = {"window_strides": (1, 1), "dimension_numbers": layout, "feature_group_count": groups} | given
+
+        def plain(*arrays, given=given):
+            return lax.conv_general_dilated(*arrays, **given)
+
+        (equation,) = jax.make_jaxpr(plain)(*arrays).eqns
+        ours = functools.partial(convolve_as, equation.params)
+        weights = normal(*jax.eval_shape(plain, *arrays).shape)
+        found, expected = (
+            jax.value_and_grad(lambda *xs, f=f, w=weights: jnp.sum(w * f(*xs)), (0, 1))(*arrays)
+            for f in (ours, plain)
+        )
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), found, expected)
+    assert convolve_as(equation.params | {"rhs_dilation": (2, 1)}, *arrays) is None
